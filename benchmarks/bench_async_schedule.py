@@ -12,10 +12,7 @@ import argparse
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))
 
 from lengths import Lengths
 from simulate_rollouts import (

@@ -154,3 +154,14 @@ def tiny_policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from real_trials import make_policy
 
     return make_policy(tmp_path_factory.mktemp("policy") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Torch computes in one thread: of two, each only waits for the other on tensors so small."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

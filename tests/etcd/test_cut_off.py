@@ -37,7 +37,6 @@ ATTEMPT = AttemptRecord(
 )
 WORKER = "model_worker/0"
 TTL_S = 4.0
-SUSPENDED_S = 0.8 * TTL_S
 OUR_END, FAR_END = "10.214.77.1", "10.214.77.2"  # of the cable
 
 pytestmark = pytest.mark.skipif(

@@ -9,7 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 from architecture_checks import YES, checked, peft_takes
 from architectures import ALIKE, ARCHITECTURES, make_model
 
@@ -20,13 +19,7 @@ from realsys.models.consistency import lora_fault
 from realsys.models.hf_directory import weight_shapes
 from realsys.models.shape import Weight, linear_names
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name not in ALIKE])

@@ -67,13 +67,6 @@ def test_kill_9_of_the_supervisor_takes_the_workers_with_it(
     assert document["schema"] == 1
 
 
-def test_stop_leaves_no_process_behind(trials: Trials, running: TrialFiles) -> None:
-    done = trials.run("stop", "ppo-math/run", "--grace", "30")
-    assert done.returncode == 0, done.stderr
-    assert processes_of(running.root) == []
-    assert trials.wait(running).state is State.STOPPED
-
-
 def test_stop_gives_up_after_its_grace_and_still_leaves_no_process(
     trials: Trials, running: TrialFiles
 ) -> None:
@@ -84,7 +77,7 @@ def test_stop_gives_up_after_its_grace_and_still_leaves_no_process(
     assert processes_of(running.root) == []
 
 
-def test_a_second_launch_and_a_resume_of_a_live_trial_are_refused(
+def test_a_live_trial_is_not_begun_again_and_a_stop_leaves_no_process_behind(
     trials: Trials, running: TrialFiles, tiny_policy: Path
 ) -> None:
     second = trials.run(
@@ -95,11 +88,10 @@ def test_a_second_launch_and_a_resume_of_a_live_trial_are_refused(
     again = trials.run("resume", "ppo-math/run")
     assert again.returncode != 0
     assert "realsys stop ppo-math/run" in again.stderr
-
-
-def test_stop_of_a_finished_trial_says_so(trials: Trials, running: TrialFiles) -> None:
-    trials.run("stop", "ppo-math/run")
-    trials.wait(running)
+    done = trials.run("stop", "ppo-math/run", "--grace", "30")
+    assert done.returncode == 0, done.stderr
+    assert processes_of(running.root) == []
+    assert trials.wait(running).state is State.STOPPED
     again = trials.run("stop", "ppo-math/run")
     assert again.returncode == 0
     assert "stopped" in (again.stdout + again.stderr)

@@ -1,4 +1,4 @@
-"""``agent=harbor`` on the task of docs/harbor.md: scripted policies in real boxes, and a real trial."""
+"""``agent=harbor`` on the task of docs/harbor.md: scripted policies in real boxes."""
 
 from __future__ import annotations
 
@@ -10,32 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doc_pages import in_folder
-from real_trials import Trials, explain, metrics_of
-from test_harbor_page import PAGE, SMALL, STEPS, write_tasks
+from doc_pages import DocPage
+from page_stories import harbor_tasks
 
 from realsys.api import registry
 from realsys.api.agent import AgentHost, Answer, Episode, EpisodeTask
 from realsys.api.errors import ConfigError, SandboxFailure, WaitTimeout
-from realsys.models.from_scratch.tiny_llama import build_tiny_llama
 from realsys.models.hf import load_tokenizer
 from realsys.rewards.sandbox import sandbox as door
 from realsys.rollout.worker.trajectories import check_episode
-from realsys.trial.trial_state import State
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page's tasks and a tiny model."""
     folder = tmp_path_factory.mktemp("harbor")
-    write_tasks(folder, tuple(f"count-lines-{number}" for number in range(18)))
-    build_tiny_llama(
-        folder / "MODEL", seed=1, corpus=[PAGE.text], hidden_size=32, num_layers=1, num_heads=2,
-        num_kv_heads=1, vocab_size=300,
-    )  # fmt: skip
-    config = folder / "MODEL" / "config.json"
-    longer = {**json.loads(config.read_text()), "max_position_embeddings": 4096}
-    config.write_text(json.dumps(longer))
+    harbor_tasks(DocPage("harbor.md"), folder)
     return folder
 
 
@@ -189,18 +179,3 @@ def test_a_box_that_fails_by_itself_is_tried_again_once(
     monkeypatch.setattr(door.Sandbox, "_reply", lambda *_: door.messages.BoxReply(failure="killed"))
     with pytest.raises(SandboxFailure, match="killed"):
         play(call("echo 3 > lines.txt"), "ok")
-
-
-def test_the_page_leads_to_training_steps(module_trials: Trials, folder: Path) -> None:
-    ((experiment, *words),) = PAGE.commands("launch", "task.agent=harbor")
-    small = [w for w in SMALL if "fenced" not in w]
-    files = module_trials.launch(experiment, "agent", *in_folder(folder, words), *small)
-    view = module_trials.wait(files, timeout_s=240)
-    assert view.state is State.COMPLETED, explain(files, view)
-    rows = [row for row in metrics_of(files) if "rollout/agent/turns" in row]
-    assert len(rows) == STEPS
-    for row in rows:
-        assert (row["rollout/agent/turns"], row["rollout/agent/branches"]) == (1.0, 1.0)
-        named = {n: row[f"rollout/reward/{n}"] for n in ("written", "right", "no_verdict")}
-        assert named == {"written": 0.0, "right": 0.0, "no_verdict": 0.0}
-        assert row["rollout/reward"] == 0.0

@@ -13,12 +13,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from parallel_ranks import run_ranks
+from weight_sync_world import finer, layout_of
 
 from realsys.api.errors import InternalError, RealsysError, WaitTimeout
-from realsys.api.model import ProcessTopology
 from realsys.models.shape import ModelShape
 from realsys.weights.layouts.boxes import Box
-from realsys.weights.layouts.holdings import fsdp_layout, megatron_layout, whole_layout
 from realsys.weights.realloc.disk import read_parts, write_part
 from realsys.weights.realloc.pairwise_link import PairwiseLink, open_link
 from realsys.weights.realloc.realloc import Reallocator
@@ -63,13 +62,6 @@ CASES = {
 LINKS = ("shared", "torch", "mixed")
 
 
-def layout(kind, topo, shape):
-    topology = ProcessTopology.parse(topo)
-    if kind == "megatron":
-        return megatron_layout(shape, topology)
-    return (fsdp_layout if kind == "fsdp" else whole_layout)(shape.weights(), topology)
-
-
 def dense(shape, dtype):
     """Names → weights whose numbers differ; exact in bfloat16 (8 bits) where dtype says so."""
     end, found = 0, {}
@@ -78,14 +70,6 @@ def dense(shape, dtype):
         found[w.name] = ((x * 37) % 251).to(dtype).view(w.shape)
         end += w.numel
     return found
-
-
-def finer(box):
-    """Views may be finer than the layout: two halves of the rows."""
-    if not box.start or box.stop[0] - box.start[0] < 2:
-        return [box]
-    half = (box.start[0] + box.stop[0]) // 2
-    return [box.with_range(0, box.start[0], half), box.with_range(0, half, box.stop[0])]
 
 
 def views(holding, whole, dtype):
@@ -114,7 +98,7 @@ class Case:
 
     def __init__(self, rank, case, shape, dtypes=(torch.float32, torch.float32)):
         a, topo_a, workers_a, b, topo_b, workers_b = case
-        source, target = layout(a, topo_a, shape), layout(b, topo_b, shape)
+        source, target = layout_of(a, topo_a, shape), layout_of(b, topo_b, shape)
         sent = str(dtypes[0]).removeprefix("torch.")
         self.plan = plan_realloc(shape.weights(), source, workers_a, target, workers_b, dtype=sent)
         self.shape, self.dtypes = shape, dtypes

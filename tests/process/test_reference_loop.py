@@ -21,6 +21,7 @@ from realsys.generation.engine.embedded_engine import generate
 from realsys.generation.engine.sampling import row_seed
 from realsys.master.graph.data_schedule import DataSchedule
 from realsys.models.hf import load_causal_lm, load_critic, load_tokenizer
+from realsys.trial.records import TrialFiles
 from realsys.trial.trial_state import State
 
 pytestmark = pytest.mark.process
@@ -142,19 +143,23 @@ def plain_ppo(path: Path) -> tuple[list[tuple[float, float]], list[torch.nn.Modu
     return losses, [policy, critic]
 
 
-@pytest.fixture
-def options(tmp_path: Path, tiny_policy: Path) -> list[str]:
-    plug_in = tmp_path / "by_length.py"
+@pytest.fixture(scope="module")
+def options(tmp_path_factory: pytest.TempPathFactory, tiny_policy: Path) -> list[str]:
+    plug_in = tmp_path_factory.mktemp("rule") / "by_length.py"
     plug_in.write_text(PLUG_IN)
     return ["--import", str(plug_in), f"actor.path={tiny_policy}", *OPTIONS]
 
 
-def test_three_steps_of_ppo_math_equal_a_plain_loop(
-    trials: Trials, tiny_policy: Path, options: list[str]
-) -> None:
-    files = trials.launch("ppo-math", "loop", *options)
-    view = trials.wait(files)
+@pytest.fixture(scope="module")
+def files(module_trials: Trials, options: list[str]) -> TrialFiles:
+    """A trial of three steps that has completed."""
+    files = module_trials.launch("ppo-math", "loop", *options)
+    view = module_trials.wait(files)
     assert view.state is State.COMPLETED, explain(files, view)
+    return files
+
+
+def test_three_steps_of_ppo_math_equal_a_plain_loop(files: TrialFiles, tiny_policy: Path) -> None:
     losses, modules = plain_ppo(tiny_policy)
     found = [(r["actor/actor_loss"], r["critic/vf_loss"]) for r in metrics_of(files)]
     assert found == [near(pair) for pair in losses]
@@ -164,9 +169,7 @@ def test_three_steps_of_ppo_math_equal_a_plain_loop(
         assert_near(dict(saved.state_dict()), dict(module.state_dict()))
 
 
-def test_the_first_step_of_every_run_is_on_policy(trials: Trials, options: list[str]) -> None:
-    files = trials.launch("ppo-math", "first", *options)
-    assert trials.wait(files).state is State.COMPLETED
+def test_the_first_step_of_every_run_is_on_policy(files: TrialFiles) -> None:
     first, *others = metrics_of(files)
     assert first["actor/kl_ref/per_sequence"] == near(0, scale=1.0)
     for row in (first, *others):  # each step samples from the weights that it then trains

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,12 @@ from real_trials import (
     weights_of,
 )
 
+from realsys.api.plan import read_plan
 from realsys.master.checkpoint.recover import read_resumed
+from realsys.name_resolve.key_table import TrialKeys
+from realsys.name_resolve.open import open_store
 from realsys.observability.metrics import read_metrics
-from realsys.trial.records import TrialFiles
+from realsys.trial.records import TrialFiles, WorkerStatus, loads
 from realsys.trial.trial_state import State
 
 pytestmark = pytest.mark.process
@@ -78,45 +82,12 @@ def assert_told_apart(files: TrialFiles, attempts: int) -> None:
     assert check_history(read_history(files.root)) == []
 
 
-def test_one_seed_gives_one_run_bit_for_bit(
-    trials: Trials, undisturbed: TrialFiles, tiny_policy: Path
-) -> None:
-    files = trials.launch("ppo-math", "again", f"actor.path={tiny_policy}", *RUN)
-    assert trials.wait(files).state is State.COMPLETED
-    assert_same_run(files, undisturbed)
-
-
-def test_another_seed_gives_another_run(
-    trials: Trials, undisturbed: TrialFiles, tiny_policy: Path
-) -> None:
-    files = trials.launch("ppo-math", "other", f"actor.path={tiny_policy}", "seed=2", *RUN)
-    assert trials.wait(files).state is State.COMPLETED
-    assert metrics_of(files) != metrics_of(undisturbed)
-
-
 def test_each_prompt_of_an_epoch_is_trained_exactly_once(undisturbed: TrialFiles) -> None:
     counts = Counter(trained_ids(undisturbed))
     # Steps of 8, epochs of 64.
     every = (f"{epoch}-{index}" for epoch in range(EPOCHS) for index in range(SIZE))
     assert counts == Counter(dict.fromkeys(every, 1))
     assert counts.total() == STEPS * 8
-
-
-def test_stop_and_resume_equals_the_undisturbed_run(
-    trials: Trials, undisturbed: TrialFiles, tiny_policy: Path, pace: Pace
-) -> None:
-    files = trials.launch("ppo-math", "stopped", f"actor.path={tiny_policy}", *RUN, *pace.words)
-    trials.wait_for_step(files, 4)
-    stopped = trials.run("stop", "ppo-math/stopped")
-    assert stopped.returncode == 0, stopped.stderr
-    view = trials.wait(files)
-    assert view.state is State.STOPPED
-    assert 4 <= (view.step or 0) < STEPS, "the run ended before it was stopped"
-    pace.set(0.0)
-    trials.resume(files)
-    assert trials.wait(files).state is State.COMPLETED
-    assert_same_run(files, undisturbed)
-    assert_told_apart(files, 2)
 
 
 def test_a_stop_right_after_a_checkpoint_and_one_right_after_a_resume(
@@ -140,12 +111,11 @@ def test_a_stop_right_after_a_checkpoint_and_one_right_after_a_resume(
     assert_told_apart(files, 3)
 
 
-@pytest.mark.parametrize("step", [1, 9])
-def test_kill_9_of_everything_and_resume_equals_the_undisturbed_run(
-    trials: Trials, undisturbed: TrialFiles, tiny_policy: Path, pace: Pace, step: int
+def test_kill_9_before_the_first_checkpoint_and_resume_equals_the_undisturbed_run(
+    trials: Trials, undisturbed: TrialFiles, tiny_policy: Path, pace: Pace
 ) -> None:
     files = trials.launch("ppo-math", "killed", f"actor.path={tiny_policy}", *RUN, *pace.words)
-    trials.wait_for_step(files, step)
+    trials.wait_for_step(files, 1)
     kill_everything(files)
     view = wait_until(files, lambda v: v.state not in State.live(), timeout_s=60)
     assert view.state is State.LOST
@@ -166,7 +136,8 @@ def test_a_torn_checkpoint_is_refused_and_the_one_before_it_taken(
     newest = newest_checkpoint(files)
     state = newest / "model_worker-0.pt"
     state.write_bytes(state.read_bytes()[:-100])
-    wait_until(files, lambda v: v.state not in State.live(), timeout_s=60)
+    view = wait_until(files, lambda v: v.state not in State.live(), timeout_s=60)
+    assert view.state is State.LOST
     pace.set(0.0)
     trials.resume(files)
     view = trials.wait(files)
@@ -174,14 +145,33 @@ def test_a_torn_checkpoint_is_refused_and_the_one_before_it_taken(
     log = (files.root / "attempts/0002/logs/master_worker-0.log").read_text()
     assert f"checkpoint refused folder={newest}" in log
     assert_same_run(files, undisturbed)
+    assert_told_apart(files, 2)
 
 
 def test_a_signal_to_the_supervisor_stops_the_trial_after_a_step(
-    trials: Trials, tiny_policy: Path, pace: Pace
+    trials: Trials, undisturbed: TrialFiles, tiny_policy: Path, pace: Pace
 ) -> None:
-    files = trials.launch("ppo-math", "signalled", f"actor.path={tiny_policy}", *RUN, *pace.words)
+    """And another seed gives another run."""
+    words = (f"actor.path={tiny_policy}", "seed=2", *RUN, *pace.words)
+    files = trials.launch("ppo-math", "signalled", *words)
     view = trials.wait_for_step(files, 2)
     assert view.supervisor_pid is not None
     os.kill(view.supervisor_pid, signal.SIGTERM)
     view = trials.wait(files)
     assert view.state is State.STOPPED, explain(files, view)
+    rows = metrics_of(files)
+    others = metrics_of(undisturbed)[: len(rows)]
+    assert [row["step"] for row in rows] == [row["step"] for row in others]
+    trained = [(a, b) for a, b in zip(rows, others, strict=True) if a["step"]]
+    assert all(a["actor/actor_loss"] != b["actor/actor_loss"] for a, b in trained)
+
+
+def test_everybody_of_a_whole_run_says_goodbye(undisturbed: TrialFiles) -> None:
+    assert metrics_of(undisturbed)[-1]["step"] == STEPS
+    plan = read_plan(undisturbed.plan)
+    keys = TrialKeys.of(plan)
+    with closing(open_store(plan.name_resolve_url)) as store:
+        assert store.find_subtree(keys.workers) == []
+        found = store.get_subtree(keys.worker_statuses)
+    assert {entry.lease_id for entry in found} == {None}
+    assert {loads(WorkerStatus, e.value, where=e.key).state for e in found} == {"done"}

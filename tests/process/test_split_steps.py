@@ -12,12 +12,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import fake_srun
 import pytest
+from stand_in_slurm import wait_until
 
 from experiments.ppo_math import ppo_math
 from realsys.api.cluster import ClusterSpec, SlurmSpec
@@ -237,13 +238,6 @@ def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trial]:
         write_record(trial.files.attempt(1).exit, marker)
         trial.told()
     trial.store.close()
-
-
-def wait_until(is_true: Callable[[], object], *, timeout_s: float = 240.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not is_true():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 def poll_until_ended(tasks, worker: str):
@@ -687,7 +681,7 @@ def test_an_old_supervisor_takes_and_says_nothing_of_a_newer_attempt(trial: Tria
     theirs = {entry.key: entry for entry in trial.store.get_subtree(trial.keys.root)}
     assert keeper is not None
     keeper._lost = True  # its lease is lost: it is reacquired only if the attempt is ours
-    wait_until(lambda: keeper.lease_status is LeaseStatus.EXPIRED, timeout_s=30.0)
+    wait_until(lambda: keeper.lease_status is LeaseStatus.EXPIRED)
     assert "attempt 2 on n9 has taken over" in keeper._validity.reason
     assert board.components() == {}
     assert board.order(Action.LEAVE, 1, {}), "there is nothing to try again"

@@ -20,10 +20,10 @@ class DocPage:
         """The fenced blocks of a language."""
         return re.findall(rf"^```{language}\n(.*?)^```", self.text, flags=re.DOTALL | re.MULTILINE)
 
-    def write_code(self, folder: Path, *names: str) -> None:
+    def write_code(self, folder: Path, *names: str, most_lines: int = MOST_LINES) -> None:
         """Writes the page's Python, a block a name, each short enough for a user to write."""
         for block, name in zip(self.blocks("python"), names, strict=True):
-            assert len(block.strip().splitlines()) <= MOST_LINES, name
+            assert len(block.strip().splitlines()) <= most_lines, name
             (folder / name).write_text(block)
 
     def commands(self, verb: str, having: str = "") -> list[list[str]]:

@@ -130,7 +130,7 @@ def queue_row(
     return "\x1f".join([*row, cluster, comment]) + "\x1e\n"
 
 
-def wait_until(is_true: Callable[[], object], *, timeout_s: float = 60.0) -> None:
+def wait_until(is_true: Callable[[], object], *, timeout_s: float = 240.0) -> None:
     """Looks every 10 ms."""
     deadline = time.monotonic() + timeout_s
     while not is_true():

@@ -1,11 +1,15 @@
-"""The simulation of asynchronous runs, in numbers worked out by hand."""
+"""The simulation of asynchronous runs (benchmarks/simulate_rollouts.py), in numbers worked out by hand."""
 
 from __future__ import annotations
 
 import random
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 from lengths import Lengths
 from simulate_rollouts import SimulationSettings, simulate
 from virtual_server import VirtualServer

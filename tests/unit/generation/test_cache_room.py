@@ -32,17 +32,11 @@ from realsys.planner.memory.copy_memory import (
     call_terms,
 )
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 VOCABULARY = 40
 # While the cache changes one of the four layers is there twice; positions are whole lines of 16.
 ABOVE = 1.25 * 1.02
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,8 @@ from realsys.api.model import GenerationHyperparameters
 from realsys.generation.engine.continuous import ContinuousEngine
 from realsys.generation.engine.engine_requests import GenerationRequest
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 VOCABULARY = 40
 
 
@@ -37,14 +39,6 @@ def gpt2():
     torch.manual_seed(1)
     config = GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=1, n_head=4, n_positions=128)
     return GPT2LMHeadModel(config).train().requires_grad_(False)  # with dropout
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(params=[llama, gpt2])

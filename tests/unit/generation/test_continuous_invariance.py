@@ -17,6 +17,8 @@ from realsys.generation.engine.continuous import ContinuousEngine
 from realsys.generation.engine.embedded_engine import generate
 from realsys.generation.engine.engine_requests import GenerationRequest
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 VOCABULARY = 61
 # (hidden, MLP, query heads, key heads): lanes of one, two and four key heads, and odd widths.
 SHAPES = {"grouped": (32, 50, 8, 2), "pairs": (32, 48, 4, 2), "alone": (24, 40, 4, 4)}
@@ -43,14 +45,6 @@ def build(name):
             if "norm" not in key:
                 parameter.mul_(8)
     return module.eval().requires_grad_(False)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=list(SHAPES))

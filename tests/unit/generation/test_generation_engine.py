@@ -19,6 +19,8 @@ from realsys.api.model import GenerationHyperparameters
 from realsys.generation.decoding.decoder import fast_path_obstacle
 from realsys.generation.engine.embedded_engine import generate
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PAD, EOS = 0, 2
 SIZES = {
     "vocab_size": 24,
@@ -73,14 +75,6 @@ def build(name):
 
 FAST = ["llama", "llama_tied", "llama3_rope", "qwen2", "qwen3"]
 GENERIC = ["qwen2_sliding", "gpt2"]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():  # two only wait for each other on tensors this small
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=[*FAST, *GENERIC])

@@ -9,13 +9,7 @@ from torch.testing import assert_close
 
 from realsys.generation.decoding.linear import Packed, Plain, Quantized, linear
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def numbers(*shape):

@@ -1,8 +1,7 @@
-"""The picture of a dataflow graph: nothing overlaps, lines go round boxes, the text is complete."""
+"""The picture of a dataflow graph has every call, in its column, and the keys; so has the text."""
 
 from __future__ import annotations
 
-from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from changed_settings import changed
 from experiments.ppo_math import ppo_math
 from realsys.api.dataflow import DataflowGraph, MFCDef, build_graph
 from realsys.api.model import ModelInterfaceAbstraction, ModelInterfaceType, ModelName
-from realsys.observability.pictures.graph_layout import BOX, KEYS, NodePosition, lay_out, shortened
+from realsys.observability.pictures.graph_layout import BOX, KEYS, lay_out
 from realsys.observability.pictures.graph_picture import draw, graph_figure, graph_text
 
 
@@ -48,31 +47,6 @@ def single() -> DataflowGraph:
 GRAPHS = [ppo, wide, single]
 
 
-def overlap(a: NodePosition, b: NodePosition) -> bool:
-    return (
-        abs(a.x - b.x) < (a.width + b.width) / 2 - 1e-6
-        and abs(a.y - b.y) < (a.height + b.height) / 2 - 1e-6
-    )
-
-
-@pytest.mark.parametrize("graph", GRAPHS)
-def test_parts_do_not_overlap_and_stay_inside(graph: object) -> None:
-    layout = lay_out(graph())  # type: ignore[operator]
-    for a, b in combinations(layout.places.values(), 2):
-        assert not overlap(a, b), (a.name, b.name)
-    for place in layout.places.values():
-        assert place.x - place.width / 2 >= 0
-        assert place.x + place.width / 2 <= layout.width
-        assert place.y - place.height / 2 >= 0
-        assert place.y + place.height / 2 <= layout.height
-
-
-@pytest.mark.parametrize("graph", GRAPHS)
-def test_lines_run_from_left_to_right(graph: object) -> None:
-    for line in lay_out(graph()).lines:  # type: ignore[operator]
-        assert line.x0 <= line.x1
-
-
 def test_columns_are_the_topological_levels() -> None:
     places = lay_out(ppo()).places
     x = {name: place.x for name, place in places.items() if place.kind == BOX}
@@ -93,15 +67,6 @@ def test_readers_of_the_same_keys_share_one_label() -> None:
         ("rewards",),
         ("values",),
     ]
-    into_train = [line for line in layout.lines if line.end == "actor_train"]
-    assert len(into_train) == 4
-    assert len({line.y1 for line in into_train}) == 4
-
-
-def test_crowded_labels_are_shortened() -> None:
-    assert shortened(["a", "b", "c", "d"]) == ("a", "b", "c", "d")
-    assert shortened(["a", "b", "c", "d", "e"]) == ("a", "b", "c", "+ 2 more")
-    assert shortened(["x" * 30]) == ("x" * 25 + "…",)
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
@@ -114,11 +79,6 @@ def test_picture_shows_every_call(graph: object, tmp_path: Path) -> None:
     assert "data set" in texts
     draw(built, tmp_path / "graph.png")
     assert (tmp_path / "graph.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_box_says_model_kind_and_size() -> None:
-    (axes,) = graph_figure(ppo()).axes
-    assert "critic@0 · train_step\n64 seqs" in [t.get_text() for t in axes.texts]
 
 
 def test_text_of_the_graph() -> None:

@@ -28,15 +28,9 @@ from realsys.weights.sync.adapters import adapted, merged
 from realsys.weights.sync.buffer_pool import MIN_BYTES, BufferPool
 from realsys.weights.sync.manifest import KEY
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SMALL = 700  # bytes a bucket: weights are cut, and several share one
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 LAYOUTS = [

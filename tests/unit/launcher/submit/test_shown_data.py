@@ -105,6 +105,14 @@ def test_what_is_printed_has_the_loss_in_brackets_and_no_control_codes(
         assert run(wrong) == 2
 
 
+def test_records_that_are_all_held_out_are_told(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    others = [word.replace("eval_size=2", "eval_size=5") for word in words]
+    assert run(["data", "show", "sft-math", *others]) == 0, capsys.readouterr()
+    assert "all are held out" in capsys.readouterr().out
+
+
 def test_tab_completes_the_action_and_the_experiment() -> None:
     assert completion.candidates(["data", "s"]) == ["score", "show"]
     assert "sft-math" in completion.candidates(["data", "show", "sft"])
