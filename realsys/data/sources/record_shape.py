@@ -95,8 +95,8 @@ def asked_text(prompt: str | tuple[Message, ...]) -> str:
     """Returns what a prompt asks as one text, without system prompts: at most the end of it."""
     if isinstance(prompt, str):
         return prompt[-MOST_ASKED:]
-    said = [m["content"] for m in prompt if m["role"] not in _SYSTEM_ROLES]
-    return "\n".join(said)[-MOST_ASKED:]
+    contents = [m["content"] for m in prompt if m["role"] not in _SYSTEM_ROLES]
+    return "\n".join(contents)[-MOST_ASKED:]
 
 
 def with_system(messages: tuple[Message, ...], system: str | None) -> tuple[Message, ...]:

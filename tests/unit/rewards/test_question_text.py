@@ -124,7 +124,7 @@ def test_a_data_set_of_ones_own_and_old_plans_have_none(tmp_path: Any) -> None:
     assert told[QUESTION_TEXT] == (RECORDS[0]["prompt"],)
 
 
-def test_what_a_conversation_asks_is_what_its_users_say() -> None:
+def test_what_a_conversation_asks_is_all_but_its_system_prompt() -> None:
     chat = (
         {"role": "system", "content": "2^{10}"},
         {"role": "user", "content": "one"},
