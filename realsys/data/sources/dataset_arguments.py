@@ -39,7 +39,7 @@ class MathRecordsArguments:
         long_prompts: what becomes of a record with a longer one: an error, or it is left out.
         slip_share: of the training problems generated if ``path`` is None, see arithmetic_problems.py.
         with_record: give the key ``record`` too, the whole record, for a reward rule that looks at it.
-        with_question: give the question's text as metadata (``question_text``), for a rule that looks at it.
+        with_question: give the question's text too, as metadata, for a rule that looks at it.
         task: a user's task with its settings under ``kind`` and their names; it makes the records.
         columns: which fields of a record are asked and known.
         system: system prompt put before messages that have none.
