@@ -41,12 +41,12 @@ class Result:
 
 
 def checks() -> list[str]:
-    """Names of the checks: scripts of tests/acceptance, those of tests/agents, planted faults, and the
-    comparison with peers.
+    """Names of the checks: scripts of tests/acceptance, those of tests/agents, real servers, planted
+    faults, and the comparison with peers.
     """
     scripts = sorted(p.stem for p in (TESTS / "acceptance").glob("*.py"))
     of_agents = [f"agents/{name}" for name in AGENTS_CHECKS]
-    others = ("mutants/mutants", "oracle/oracle")
+    others = ("engines/real_engines", "mutants/mutants", "oracle/oracle")
     return [*(f"acceptance/{name}" for name in scripts), *of_agents, *others]
 
 
