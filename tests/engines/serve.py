@@ -1,7 +1,7 @@
 """A generation server without a trial, for tests and benchmarks: ``python -m engines.serve``.
 
-Reads one line of JSON, ``{"key", "name", "log", "scratch", "held", "config"}``, the last one the fields of a
-GenerationServer, prints its URL and ends when its standard input does. ``held``: folders that it reads at
+Reads one line of JSON, ``{"key", "name", "log", "scratch", "held", "config"}``, the last one with fields of
+a GenerationServer, prints its URL and ends when its standard input does. ``held``: folders that it reads at
 its start, and gives the engine later as if they came from trainers.
 """
 

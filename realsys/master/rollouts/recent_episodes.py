@@ -70,6 +70,7 @@ class RecentEpisodes:
         default_factory=dict
     )  # worker, record → first failure
     _hopeless: set[str] = field(default_factory=set)  # records, before anything has succeeded
+    _untried: set[str] = field(default_factory=set)  # workers that are there and have told nothing
     _failing_since_s: float | None = None  # nothing has succeeded since
     _mostly_since_s: float | None = None  # most have failed since
     _is_outage: bool = False  # at the end of the last report
@@ -81,6 +82,7 @@ class RecentEpisodes:
     def note(self, worker: str, outcomes: Iterable[EpisodeTry], *, now_s: float) -> None:
         """Takes what a worker tells of tries that ended."""
         self._newest_s.setdefault(worker, -math.inf)
+        self._untried.discard(worker)
         for ended in outcomes:
             at_s = now_s - ended.ago_s
             if ended.failures:
@@ -162,8 +164,13 @@ class RecentEpisodes:
             outcome = EpisodeTry(id=record, ago_s=0.0, failures=_HOPELESS, fault=fault, why=why)
             self.note(worker, [outcome], now_s=now_s)
 
+    def joined(self, worker: str) -> None:
+        """Notes a worker that is there and may play."""
+        self._untried.add(worker)
+
     def lost(self, worker: str) -> None:
         """Forgets what a worker that has ended was stuck at."""
+        self._untried.discard(worker)
         self._stuck = {key: s for key, s in self._stuck.items() if key[0] != worker}
         self._is_outage = self._is_outage and self.nothing_succeeds  # if it ended, not by a success
 
@@ -181,6 +188,12 @@ class RecentEpisodes:
         newest_s = max(self._newest_s.values(), default=-math.inf)
         records = {record for (_, record), first_s in self._stuck.items() if first_s > newest_s}
         return len(records) > self._most_by_themselves(1)
+
+    @property
+    def is_of_one(self) -> bool:
+        """True while one worker alone is stuck, and others may play what it gives up that have not played
+        anything: it may have taken every record before they asked."""
+        return bool(self._untried) and len({worker for worker, _ in self._stuck}) == 1
 
     def nothing_succeeds_at(self, worker: str) -> bool:
         """True while nothing succeeds anywhere, or nothing at a worker: its node may be at fault."""
@@ -248,7 +261,8 @@ class RecentEpisodes:
                 [e.why for e in counted if e.failed],
                 "or raise schedule.failed_share; ",
             )
-        if not self.has_succeeded and in_flight and self._hopeless.issuperset(in_flight):
+        is_hopeless = in_flight and self._hopeless.issuperset(in_flight)
+        if not self.has_succeeded and is_hopeless and not self.is_of_one:
             return _error(
                 f"no episode has succeeded: of all {len(in_flight)} records that are played, one has "
                 f"failed {_HOPELESS} times or more",
