@@ -29,6 +29,7 @@ WAIT_LIMIT_S = 1800.0
 _HOPELESS = FAILED_AGAIN + 1  # failures of an episode in a row, 21 s after its first
 _LEAST_RECORDS = 2  # so many may fail by themselves in any run
 _MOST_FAIL = 0.5  # a share, outages included, from which on the patience counts
+_NEVER_THERE = "none has in this run so far: its address may be wrong"
 _NUMBER = re.compile(r"\d+")
 _OUTAGES = (TryFault.SERVERS, TryFault.AWAY)
 
@@ -232,7 +233,8 @@ class RecentEpisodes:
         if not self.nothing_succeeds or self._failing_since_s is None:
             return ""
         minutes = (now_s - self._failing_since_s) / 60
-        return f"no episode has succeeded for {minutes:.0f} min: {_most_frequent(self._whys)}"
+        text = f"no episode has succeeded for {minutes:.0f} min: {_most_frequent(self._whys)}"
+        return text if self.has_succeeded else f"{text}; {_NEVER_THERE}"
 
     def begin_to_wait(self, *, now_s: float) -> None:
         """Lets the patience begin anew: a step waits from now on.
@@ -271,7 +273,8 @@ class RecentEpisodes:
         if not is_awaited:
             return None
         if (minutes := self._minutes_over(self._failing_since_s, now_s)) is not None:
-            return _error(f"no episode has succeeded for {minutes:.0f} min", self._whys)
+            never = "" if self.has_succeeded else f"; {_NEVER_THERE}"
+            return _error(f"no episode has succeeded for {minutes:.0f} min{never}", self._whys)
         if (minutes := self._minutes_over(self._mostly_since_s, now_s)) is not None:
             return _error(
                 f"more than {_MOST_FAIL:.0%} of the episodes have failed for {minutes:.0f} min",
