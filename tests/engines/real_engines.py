@@ -199,9 +199,9 @@ def test_the_pages_example_trains(tmp_path: Path) -> None:
 def test_sglang_trains(tmp_path: Path) -> None:
     """Weights of real trainers, in pieces of each, to a SGLang that answers meanwhile."""
     args = {"python": str(ENVIRONMENTS / "sglang/bin/python"), **CPU["sglang"]}
-    rollout = {"server_backend": "sglang", "flush_request_timeout": 300, "server_args": args}
+    schedule = {"server_backend": "sglang", "flush_request_timeout": 300, "server_args": args}
     with noted("sglang", TRAINS):
-        trains(tmp_path, json.dumps({"rollout": rollout}))  # JSON is YAML
+        trains(tmp_path, json.dumps({"schedule": schedule}))  # JSON is YAML
 
 
 def trains(tmp_path: Path, config: str) -> None:
