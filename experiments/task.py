@@ -39,6 +39,8 @@ from realsys.api import registry
 from realsys.api.basics.choice import Choice, register_kind
 from realsys.api.basics.reward import (
     OF_RECORD,
+    QUESTION,
+    WITH_QUESTION,
     fields_of_expression,
     needs_answer,
     rule_problems,
@@ -178,12 +180,21 @@ class Task(Choice, abc.ABC):
     @property
     def reward_keys(self) -> tuple[str, ...]:
         """Keys of a batch that the rules look at, besides the answers' tokens."""
-        try:
-            fields = fields_of_expression(self.rule)
-        except ConfigError:  # reported by problems()
-            return ()
+        fields = self._fields_of_rule
         record = ("record",) if fields & OF_RECORD else ()
         return (*record, *(("seq_no_eos_mask",) if "finish_reason" in fields else ()))
+
+    @property
+    def rules_look_at_question(self) -> bool:
+        """Whether the rules compare an answer with what is asked, so that the data set has to tell it."""
+        return QUESTION in self._fields_of_rule
+
+    @property
+    def _fields_of_rule(self) -> frozenset[str]:
+        try:
+            return fields_of_expression(self.rule)
+        except ConfigError:  # reported by problems()
+            return frozenset()
 
     @property
     def prompt_keys(self) -> tuple[str, ...]:
@@ -193,6 +204,7 @@ class Task(Choice, abc.ABC):
     def prompts(self, split: str) -> DatasetAbstraction:
         """The questions of a split, ``train`` or ``test``."""
         whole = {"with_record": True} if "record" in self.reward_keys else {}
+        whole |= {WITH_QUESTION: True} if self.rules_look_at_question else {}
         return DatasetAbstraction("math_prompts", {**self.data_args(), **whole, "split": split})
 
     def answers(self, split: str, *, max_answer_len: int) -> DatasetAbstraction:

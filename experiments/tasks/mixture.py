@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from experiments.parts.held_out_records import ReadQuestions
 from experiments.task import Task, at_setting
-from realsys.api.basics.reward import BY_SOURCE
+from realsys.api.basics.reward import BY_SOURCE, WITH_QUESTION
 from realsys.api.errors import ConfigError, DataError, did_you_mean
 from realsys.api.model import DatasetAbstraction
 from realsys.api.options import option
@@ -75,6 +75,11 @@ class Mixture(Task):
         return ("record", *sorted(keys - {"record"}))
 
     @property
+    def rules_look_at_question(self) -> bool:
+        """Whether the rules of some source do: all records of a batch have the same metadata."""
+        return any(source.rules_look_at_question for source in self.sources.values())
+
+    @property
     def is_generated(self) -> bool:
         """Whether no source reads a file."""
         return all(source.is_generated for source in self.sources.values())
@@ -131,9 +136,11 @@ class Mixture(Task):
 
     def prompts(self, split: str) -> DatasetAbstraction:
         """The questions of a split of all sources."""
-        return DatasetAbstraction(
-            "mixture", {**self.data_args(), "of": "math_prompts", "split": split}
-        )
+        args = self.data_args()
+        if self.rules_look_at_question:
+            sources = {name: {**of, WITH_QUESTION: True} for name, of in args["sources"].items()}
+            args = {**args, "sources": sources}
+        return DatasetAbstraction("mixture", {**args, "of": "math_prompts", "split": split})
 
     def answers(self, split: str, *, max_answer_len: int) -> DatasetAbstraction:
         """Questions with their worked answers, for fine-tuning."""

@@ -133,19 +133,31 @@ def _with_packages(modules: Iterable[str]) -> Iterator[str]:
 def _file_of(module: str) -> Path | None:
     """Returns the source of a module that is loaded or can be found; None if it has none."""
     file = getattr(sys.modules.get(module), "__file__", None)
-    if file is None and module not in sys.modules and module.partition(".")[0] not in PACKAGES:
+    top = module.partition(".")[0]
+    if file is None and module not in sys.modules and top not in PACKAGES:
         with suppress(ImportError, AttributeError, ValueError):
-            spec = importlib.util.find_spec(module) if _is_findable(module) else None
-            file = spec.origin if spec is not None else None
+            file, _ = (None, []) if top in sys.stdlib_module_names else _places_of(module)
     return Path(file).resolve() if file is not None and file.endswith(".py") else None
 
 
-def _is_findable(module: str) -> bool:
-    """Whether a look for the module runs none of its packages' code."""
-    above = module.rpartition(".")[0]
-    return module.partition(".")[0] not in sys.stdlib_module_names and (
-        not above or above in sys.modules
-    )
+def _places_of(module: str) -> tuple[str | None, list[str]]:
+    """Returns the source of a module that is not loaded and, of a package, the folders of its modules.
+
+    Runs no code of its packages: modules of one that isn't loaded are found in its folders.
+    """
+    above, _, name = module.rpartition(".")
+    if not above or above in sys.modules:
+        spec = importlib.util.find_spec(module)
+        return (spec.origin, list(spec.submodule_search_locations or ())) if spec else (None, [])
+    folders: list[str] = []
+    for folder in _places_of(above)[1]:
+        inner = Path(folder, name)
+        if (file := inner / "__init__.py").is_file():
+            return str(file), [str(inner)]
+        if (file := Path(folder, f"{name}.py")).is_file():
+            return str(file), []
+        folders += [str(inner)] if inner.is_dir() else []  # several may make one package
+    return None, folders
 
 
 def _is_users(module: str, file: Path) -> bool:

@@ -34,6 +34,7 @@ from launcher.trials.changed_settings import (
     relevant_differences,
 )
 from launcher.trials.launch_folder import in_launch_folder
+from realsys.api.basics.reward import WITH_QUESTION
 from realsys.api.errors import ConfigError, collected, flat, raise_all
 from realsys.api.plain import from_plain, to_plain
 from realsys.api.plan import LaunchPlan
@@ -164,7 +165,7 @@ class _PlanMaker:
         """
         plan = self.plan
         with in_launch_folder(self.record):
-            return resolve(
+            made = resolve(
                 plan.experiment_name,
                 options,
                 cluster=plan.cluster,
@@ -182,6 +183,10 @@ class _PlanMaker:
                 products={p.name: Path(p.publish).name for p in plan.phases if p.publish},
                 fits_memory=now,
             )
+        if _has(self._raw, WITH_QUESTION):
+            return made
+        # The rules of a trial that began without the question's text go on without it.
+        return from_plain(LaunchPlan, _without(to_plain(made, seen={}), WITH_QUESTION, {}), seen={})
 
     def former(self) -> LaunchPlan:
         """Makes the present plan with this code.
@@ -217,6 +222,26 @@ class _PlanMaker:
             fix="resume it without settings; or with the code that launched it, "
             f"{made_by} ({get_it}), from the folder of the launch",
         )
+
+
+def _has(plain: Any, name: str) -> bool:
+    """True if some table within a plan's JSON has an entry of that name (pure)."""
+    if isinstance(plain, Mapping):
+        return name in plain or any(_has(value, name) for value in plain.values())
+    return isinstance(plain, list) and any(_has(value, name) for value in plain)
+
+
+def _without(plain: Any, name: str, seen: dict[int, Any]) -> Any:
+    """Returns a plan's JSON without any entry of that name; what is one object stays one (pure)."""
+    if not isinstance(plain, Mapping | list):
+        return plain
+    if id(plain) not in seen:
+        seen[id(plain)] = (
+            [_without(value, name, seen) for value in plain]
+            if isinstance(plain, list)
+            else {key: _without(value, name, seen) for key, value in plain.items() if key != name}
+        )
+    return seen[id(plain)]
 
 
 class _RequestedSettings:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from realsys.api import registry
-from realsys.api.basics.reward import OF_RECORD, Score
+from realsys.api.basics.reward import OF_RECORD, QUESTION, QUESTION_TEXT, Score
 from realsys.api.errors import DataError, RewardError
 from realsys.api.worker_configs import RolloutWorker
 from realsys.data.record_bytes import RECORD, record_key
@@ -100,12 +100,19 @@ class StoredRollouts:
         asked: SequenceSample = self._dataset.batch(indices, data.ids)
         for i, id_ in enumerate(data.ids):
             _check(data.take([i]), asked.take([i]).data["packed_prompts"], id_)
+        text = getattr(self._dataset, "question_text", None)
+        if QUESTION in self._rule.fields and QUESTION_TEXT not in asked.meta.metadata and text:
+            texts = {QUESTION_TEXT: [text(index) for index in indices]}
+            asked = asked.update(SequenceSample.from_tensors(data.ids, {}, {}, metadata=texts))
         read = getattr(self._dataset, "record", None)
         if not OF_RECORD & self._rule.fields or RECORD in asked.keys or read is None:
             return asked
         known = asked.meta.metadata
         records = [
-            {**read(index), **{name: values[i] for name, values in known.items()}}
+            {
+                **read(index),
+                **{name: values[i] for name, values in known.items() if name != QUESTION_TEXT},
+            }
             for i, index in enumerate(indices)
         ]
         return asked.update(record_key(data.ids, records))

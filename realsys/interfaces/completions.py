@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from realsys.api.basics.reward import OF_RECORD, Completion
+from realsys.api.basics.reward import OF_RECORD, QUESTION_TEXT, Completion
 from realsys.api.basics.thoughts import decoded_answer, opened_thoughts, text_behind_thoughts
 from realsys.api.errors import DataError
 from realsys.data.record_bytes import RECORD, records_of
@@ -27,7 +27,8 @@ def answered_records(
 
     Args:
         data: prompts and answers; ``seq_no_eos_mask`` too, if ``finish_reason`` is named.
-        asked: the same ids with ``metadata["answer"]``, and the key ``record`` if it is named.
+        asked: the same ids with ``metadata["answer"]``, the key ``record`` if it is named, and
+            ``metadata["question_text"]`` where the data set gives it.
     Raises:
         DataError: what a rule looks at is not there.
     """
@@ -35,6 +36,7 @@ def answered_records(
     if OF_RECORD & set(fields) and RECORD not in asked.keys:
         raise _missing("record", 'use a data set that gives the key "record" (with_record)')
     known = [str(x) for x in asked.meta.metadata.get("answer", ("",) * data.batch_size)]
+    questions = asked.meta.metadata.get(QUESTION_TEXT, ("",) * data.batch_size)
     if "answer" in fields and "answer" not in asked.meta.metadata:
         raise _missing("answer", 'use a data set that sets metadata["answer"], e.g. math_prompts')
     lengths = data.piece_lengths(INPUT)
@@ -60,6 +62,7 @@ def answered_records(
             record=records[record],
             token_ids=tuple(written[number]),
             finish_reason=reason,
+            question=str(questions[record]),
         )
 
     return [

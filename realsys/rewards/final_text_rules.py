@@ -15,10 +15,14 @@ from realsys.rewards.reasoning_gym_rule import reasoning_gym_reward
 class MathRule(FinalTextRule):
     """Rule ``math_verify``: 1 if the final value equals the known one, else 0 (math_verify.py)."""
 
-    def __call__(self, response: str, answer: str, final: str | None = None) -> float:
+    def __call__(
+        self, response: str, answer: str, final: str | None = None, question: str = ""
+    ) -> float:
         """Returns the score. Never raises."""
         text = self.text_of(response, final)
-        return 0.0 if text is None else math_verify_reward(response=text, answer=answer)
+        if text is None:
+            return 0.0
+        return math_verify_reward(response=text, answer=answer, question=question)
 
 
 @dataclass(kw_only=True)

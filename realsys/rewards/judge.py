@@ -24,6 +24,7 @@ from realsys.api.basics.rule_permissions import RulePermissions
 from realsys.api.basics.thoughts import FinalTextRule, text_behind_thoughts
 from realsys.api.errors import ConfigError, RewardError, RewardServiceAway
 from realsys.api.options import option
+from realsys.rewards.judge_places import JudgePlaces
 
 QUESTION = """Grade the answer to a question from 0 (wrong) to {out_of} (right and complete).
 Question: {prompt}
@@ -70,8 +71,7 @@ class Judge(FinalTextRule):
     )
     _grades: OrderedDict[str, float] = field(init=False, repr=False, default_factory=OrderedDict)
     _free_at_s: float = field(init=False, repr=False, default=0.0)
-    _places: asyncio.Semaphore | None = field(init=False, repr=False, default=None)
-    _loop: asyncio.AbstractEventLoop | None = field(init=False, repr=False, default=None)
+    _places: JudgePlaces = field(init=False, repr=False)
 
     @property
     def permissions(self) -> RulePermissions:
@@ -79,6 +79,7 @@ class Judge(FinalTextRule):
         return RulePermissions(network=True, env=(self.api_key_env,) if self.api_key_env else ())
 
     def __post_init__(self) -> None:
+        self._places = JudgePlaces(self.at_once)
         for name in ("url", "model"):
             if not getattr(self, name):
                 raise ConfigError(
@@ -148,10 +149,7 @@ class Judge(FinalTextRule):
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
         """Waits in line until one more request may start, and holds its place while it runs."""
-        loop = asyncio.get_running_loop()
-        if self._places is None or self._loop is not loop:  # a semaphore belongs to one loop
-            self._places, self._loop = asyncio.Semaphore(self.at_once), loop
-        async with self._places:
+        async with self._places.held():
             if self.per_minute is not None:
                 now_s = time.monotonic()
                 start_s = max(now_s, self._free_at_s)

@@ -9,9 +9,10 @@ process (math_library.py, guard/), because generated text can make a library run
 decide within ``CPU_S`` seconds of CPU time scores 0.
 
 If a number is expected, only a number is an answer, never unevaluated arithmetic: ``86 - 3`` is 83, and
-``18 - 6 =`` says 12, but a policy learns within a hundred steps to repeat the question. Who hands over the
-question gets what people leave standing, ``2^{10}``, counted as a number, unless the question states it
-(final_answers/question_again.py). In plain prose the last number counts.
+``18 - 6 =`` says 12, but a policy learns within a hundred steps to repeat the question. Where the
+question is known, as data sets tell it (``question_text``), what people leave standing, ``2^{10}``, is a
+number, unless the question states it (final_answers/question_again.py). In plain prose the last number
+counts.
 """
 
 from __future__ import annotations

@@ -42,12 +42,12 @@ class Result:
 
 
 def checks() -> list[str]:
-    """Names of the checks in tests/by_hand: all of acceptance/, those of agents/, planted faults, and the
-    comparison with peers.
+    """Names of the checks in tests/by_hand: all of acceptance/, those of agents/, real servers, planted
+    faults, and the comparison with peers.
     """
     scripts = sorted(p.stem for p in (BY_HAND / "acceptance").glob("*.py"))
     of_agents = [f"agents/{name}" for name in AGENTS_CHECKS]
-    others = ("mutants/mutants", "oracle/oracle")
+    others = ("engines/real_engines", "mutants/mutants", "oracle/oracle")
     return [*(f"acceptance/{name}" for name in scripts), *of_agents, *others]
 
 

@@ -35,6 +35,11 @@ BY_SOURCE = "@source"
 # Metadata of a batch: JSON of [number, role] per sequence of an id: which episode it is a branch of.
 EPISODES = "episodes"
 UNFINISHED_THOUGHTS = "unfinished_thoughts"  # part of the scores of answers with thoughts
+# Metadata of a batch, and field of an environment's record: what is asked, for rules that compare with it.
+QUESTION_TEXT = "question_text"
+WITH_QUESTION = (
+    "with_question"  # argument of data sets to give it, which older revisions' plans lack
+)
 PARTS = "reward_parts"  # metadata of a batch: JSON of one mapping per answer of an id
 MEAN_REWARD = "mean_reward"  # metadata of a batch: of an id's answers; None if it got no reward
 _TERM = re.compile(r"\s*(?:(?P<weight>[-+0-9.eE]+)\s*\*\s*)?(?P<name>[A-Za-z_][\w.-]*)\s*\Z")
@@ -53,6 +58,7 @@ class Completion:
         finish_reason: ``stop``, or ``length`` for an answer that was cut off.
         final: ``response`` less its thoughts, which is itself if there are none; empty: they never end.
             Left out, it is found by the marks in ``response``.
+        question: text that is asked, without system prompts; "" where the data set doesn't give it.
     """
 
     response: str
@@ -61,6 +67,7 @@ class Completion:
     token_ids: tuple[int, ...] = ()
     finish_reason: Literal["stop", "length"] = "stop"
     final: str | None = None
+    question: str = ""
 
     def __post_init__(self) -> None:
         if self.final is None:
@@ -81,8 +88,9 @@ class Completion:
 
 FIELDS = (*(f.name for f in dataclasses.fields(Completion)), "prompt")
 # Of built-in rules, so that a plan need not import them; all others are looked at.
-KNOWN_FIELDS = {"math_verify": frozenset({"response", "answer", "final"})}
+KNOWN_FIELDS = {"math_verify": frozenset({"response", "answer", "final", "question"})}
 OF_RECORD = frozenset({"record", "prompt"})  # fields for which the record has to travel along
+QUESTION = "question"  # field for which the data set has to give the question's text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +131,8 @@ def reward_terms(expression: str) -> tuple[tuple[str, float], ...]:
 def fields_of(rule: Callable[..., Any]) -> frozenset[str]:
     """The fields of ``Completion`` that a rule looks at; a class is asked for its ``__call__``.
 
-    ``**kwargs`` takes those that are at hand anyway; ``record`` and ``prompt`` have to be named.
+    ``**kwargs`` takes those that are at hand anyway; ``record``, ``prompt`` and ``question`` have to be
+    named.
 
     Raises:
         ConfigError: a parameter without a default is no such field.
@@ -138,7 +147,9 @@ def fields_of(rule: Callable[..., Any]) -> frozenset[str]:
                 where=f"parameters of {getattr(rule, '__qualname__', rule)}",
                 fix=did_you_mean(name, FIELDS),
             )
-    return frozenset(own | (set(FIELDS) - OF_RECORD if rest else set())) & frozenset(FIELDS)
+    return frozenset(own | (set(FIELDS) - OF_RECORD - {QUESTION} if rest else set())) & frozenset(
+        FIELDS
+    )
 
 
 def fields_of_expression(expression: str) -> frozenset[str]:

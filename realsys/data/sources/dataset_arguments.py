@@ -39,6 +39,7 @@ class MathRecordsArguments:
         long_prompts: what becomes of a record with a longer one: an error, or it is left out.
         slip_share: of the training problems generated if ``path`` is None, see arithmetic_problems.py.
         with_record: give the key ``record`` too, the whole record, for a reward rule that looks at it.
+        with_question: give the question's text too, as metadata, for a rule that looks at it.
         task: a user's task with its settings under ``kind`` and their names; it makes the records.
         columns: which fields of a record are asked and known.
         system: system prompt put before messages that have none.
@@ -59,6 +60,7 @@ class MathRecordsArguments:
     long_prompts: Literal["refuse", "drop"] = "refuse"
     slip_share: float = 0.0
     with_record: bool = False
+    with_question: bool = False
     task: Mapping[str, Any] | None = None
     columns: Columns = Columns()
     system: str | None = None

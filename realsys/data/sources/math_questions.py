@@ -19,7 +19,7 @@ import torch
 
 from realsys.api import registry
 from realsys.api.basics.choice import KIND
-from realsys.api.basics.reward import TASK_SOURCE
+from realsys.api.basics.reward import QUESTION_TEXT, TASK_SOURCE
 from realsys.api.errors import DataError, did_you_mean
 from realsys.api.plain import from_plain
 from realsys.data.record_bytes import RECORD, record_key
@@ -33,6 +33,7 @@ from realsys.data.sources.record_parts import ListedRecords, PartOfRecords, Reco
 from realsys.data.sources.record_shape import (
     Message,
     Question,
+    asked_text,
     final_answer,
     plain_record,
     prompt_texts,
@@ -206,6 +207,10 @@ class _MathRecords(MathRecordsArguments):
         answer = question.answer or ""
         return answer if self.whole_answers else final_answer(answer)
 
+    def question_text(self, index: int) -> str:
+        """Returns what record ``index`` asks, as text."""
+        return asked_text(self.question(index).prompt)
+
     def _check_length(self, index: int, what: str, tokens: Sequence[int], limit: int) -> None:
         if len(tokens) > limit:
             source = self.path if self.split == "train" else self.eval_path or self.path
@@ -221,7 +226,7 @@ class _MathRecords(MathRecordsArguments):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MathPrompts(_MathRecords):
-    """Data set of ``packed_prompts``, with the known answer as metadata."""
+    """Data set of ``packed_prompts``; metadata are the known answer, and the question's text if asked."""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -231,12 +236,15 @@ class MathPrompts(_MathRecords):
     def batch(self, indices: Sequence[int], ids: Sequence[str]) -> SequenceSample:
         """Returns the records at ``indices`` under the names ``ids``."""
         questions = [self.question(i) for i in indices]
+        asked = (
+            {QUESTION_TEXT: [asked_text(q.prompt) for q in questions]} if self.with_question else {}
+        )
         prompts = [self._prompt_tokens(i, q) for i, q in zip(indices, questions, strict=True)]
         sample = SequenceSample.from_tensors(
             ids,
             {"packed_prompts": [[len(p)] for p in prompts]},
             {"packed_prompts": _packed(prompts)},
-            metadata={"answer": [self.known(q) for q in questions]},
+            metadata={"answer": [self.known(q) for q in questions], **asked},
         )
         if not self.with_record:
             return sample

@@ -97,6 +97,11 @@ class MixedQuestions(MixtureArguments):
         found: dict[str, Any] = self._parts[name].record(row)
         return found
 
+    def question_text(self, index: int) -> str:
+        """Returns what a record asks, as text."""
+        name, row = self.find(index)
+        return str(self._parts[name].question_text(row))
+
     def batch(self, indices: Sequence[int], ids: Sequence[str]) -> SequenceSample:
         """Returns the records at ``indices`` under the names ``ids``."""
         found = []

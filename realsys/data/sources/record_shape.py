@@ -19,7 +19,9 @@ from realsys.api.errors import DataError, did_you_mean
 from realsys.data.sources.dataset_arguments import Columns
 
 FINAL = "####"
+MOST_ASKED = 20_000  # characters of a question's text: of its end, where the task stands
 Message = Mapping[str, Any]  # role, content, and what else the template reads
+_SYSTEM_ROLES = ("system", "developer")
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -89,9 +91,17 @@ def prompt_texts(prompt: str | tuple[Message, ...]) -> list[str]:
     return [m["content"] + repr({**m, "content": ""}) * (len(m) > 2) for m in prompt]
 
 
+def asked_text(prompt: str | tuple[Message, ...]) -> str:
+    """Returns what a prompt asks as one text, without system prompts: at most the end of it."""
+    if isinstance(prompt, str):
+        return prompt[-MOST_ASKED:]
+    contents = [m["content"] for m in prompt if m["role"] not in _SYSTEM_ROLES]
+    return "\n".join(contents)[-MOST_ASKED:]
+
+
 def with_system(messages: tuple[Message, ...], system: str | None) -> tuple[Message, ...]:
     """Puts a system prompt before messages that don't begin with one of their own."""
-    if system is None or messages[0]["role"] in ("system", "developer"):
+    if system is None or messages[0]["role"] in _SYSTEM_ROLES:
         return messages
     return ({"role": "system", "content": system}, *messages)
 

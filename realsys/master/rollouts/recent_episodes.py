@@ -29,6 +29,7 @@ WAIT_LIMIT_S = 1800.0
 _HOPELESS = FAILED_AGAIN + 1  # failures of an episode in a row, 21 s after its first
 _LEAST_RECORDS = 2  # so many may fail by themselves in any run
 _MOST_FAIL = 0.5  # a share, outages included, from which on the patience counts
+_NEVER_THERE = "none has in this run so far: its address may be wrong"
 _NUMBER = re.compile(r"\d+")
 _OUTAGES = (TryFault.SERVERS, TryFault.AWAY)
 
@@ -70,6 +71,7 @@ class RecentEpisodes:
         default_factory=dict
     )  # worker, record → first failure
     _hopeless: set[str] = field(default_factory=set)  # records, before anything has succeeded
+    _untried: set[str] = field(default_factory=set)  # workers that are there and have told nothing
     _failing_since_s: float | None = None  # nothing has succeeded since
     _mostly_since_s: float | None = None  # most have failed since
     _is_outage: bool = False  # at the end of the last report
@@ -81,6 +83,7 @@ class RecentEpisodes:
     def note(self, worker: str, outcomes: Iterable[EpisodeTry], *, now_s: float) -> None:
         """Takes what a worker tells of tries that ended."""
         self._newest_s.setdefault(worker, -math.inf)
+        self._untried.discard(worker)
         for ended in outcomes:
             at_s = now_s - ended.ago_s
             if ended.failures:
@@ -162,8 +165,13 @@ class RecentEpisodes:
             outcome = EpisodeTry(id=record, ago_s=0.0, failures=_HOPELESS, fault=fault, why=why)
             self.note(worker, [outcome], now_s=now_s)
 
+    def joined(self, worker: str) -> None:
+        """Notes a worker that is there and may play."""
+        self._untried.add(worker)
+
     def lost(self, worker: str) -> None:
         """Forgets what a worker that has ended was stuck at."""
+        self._untried.discard(worker)
         self._stuck = {key: s for key, s in self._stuck.items() if key[0] != worker}
         self._is_outage = self._is_outage and self.nothing_succeeds  # if it ended, not by a success
 
@@ -181,6 +189,12 @@ class RecentEpisodes:
         newest_s = max(self._newest_s.values(), default=-math.inf)
         records = {record for (_, record), first_s in self._stuck.items() if first_s > newest_s}
         return len(records) > self._most_by_themselves(1)
+
+    @property
+    def is_of_one(self) -> bool:
+        """True while one worker alone is stuck, and others may play what it gives up that have not played
+        anything: it may have taken every record before they asked."""
+        return bool(self._untried) and len({worker for worker, _ in self._stuck}) == 1
 
     def nothing_succeeds_at(self, worker: str) -> bool:
         """True while nothing succeeds anywhere, or nothing at a worker: its node may be at fault."""
@@ -219,7 +233,8 @@ class RecentEpisodes:
         if not self.nothing_succeeds or self._failing_since_s is None:
             return ""
         minutes = (now_s - self._failing_since_s) / 60
-        return f"no episode has succeeded for {minutes:.0f} min: {_most_frequent(self._whys)}"
+        text = f"no episode has succeeded for {minutes:.0f} min: {_most_frequent(self._whys)}"
+        return text if self.has_succeeded else f"{text}; {_NEVER_THERE}"
 
     def begin_to_wait(self, *, now_s: float) -> None:
         """Lets the patience begin anew: a step waits from now on.
@@ -248,7 +263,8 @@ class RecentEpisodes:
                 [e.why for e in counted if e.failed],
                 "or raise schedule.failed_share; ",
             )
-        if not self.has_succeeded and in_flight and self._hopeless.issuperset(in_flight):
+        is_hopeless = in_flight and self._hopeless.issuperset(in_flight)
+        if not self.has_succeeded and is_hopeless and not self.is_of_one:
             return _error(
                 f"no episode has succeeded: of all {len(in_flight)} records that are played, one has "
                 f"failed {_HOPELESS} times or more",
@@ -257,7 +273,8 @@ class RecentEpisodes:
         if not is_awaited:
             return None
         if (minutes := self._minutes_over(self._failing_since_s, now_s)) is not None:
-            return _error(f"no episode has succeeded for {minutes:.0f} min", self._whys)
+            never = "" if self.has_succeeded else f"; {_NEVER_THERE}"
+            return _error(f"no episode has succeeded for {minutes:.0f} min{never}", self._whys)
         if (minutes := self._minutes_over(self._mostly_since_s, now_s)) is not None:
             return _error(
                 f"more than {_MOST_FAIL:.0%} of the episodes have failed for {minutes:.0f} min",

@@ -209,6 +209,7 @@ class RolloutDispatcher:
             lambda: self._routes is not None and self._routes.is_known(request.worker)
         )
         self._lose(request.worker)
+        self._recent.joined(request.worker)
         assert self._routes is not None
         return self._routes.places(request.worker)
 
@@ -233,7 +234,7 @@ class RolloutDispatcher:
             tickets=tuple(tickets),
             over=over,
             # not that of the worker alone: others can play what it gives up
-            nothing_succeeds=self._recent.nothing_succeeds,
+            nothing_succeeds=self._recent.nothing_succeeds and not self._recent.is_of_one,
         )
 
     def _next_ticket(self, worker: str) -> rm.Ticket | None:

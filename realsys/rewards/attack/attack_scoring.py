@@ -97,6 +97,7 @@ class AttackProcess:
                     {
                         "response": answer.response,
                         "answer": attack.questions[answer.question].answer,
+                        "question": attack.questions[answer.question].prompt,
                         "record": {
                             "prompt": attack.questions[answer.question].prompt,
                             **attack.questions[answer.question].record,

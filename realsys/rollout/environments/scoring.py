@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from realsys.api.agent import Answer
-from realsys.api.basics.reward import Completion, Score, with_thoughts
+from realsys.api.basics.reward import QUESTION_TEXT, Completion, Score, with_thoughts
 from realsys.api.basics.thoughts import text_behind_thoughts
 from realsys.api.errors import DataError, RewardServiceAway, WaitTimeout
 from realsys.rewards.rule import rule_of
@@ -22,6 +22,7 @@ class AnswerScoring:
     def __init__(self, reward: str, reward_args: Mapping[str, Any]) -> None:
         self._rule = rule_of(reward, reward_args)
         self._record: Mapping[str, Any] = {}
+        self._question = ""
         self._sampled: Answer | None = None
 
     def begin(self, record: Mapping[str, Any]) -> None:
@@ -36,7 +37,9 @@ class AnswerScoring:
                 where=f"a record with the fields {sorted(record)}",
                 fix='use a data set whose records have "answer", e.g. math_prompts',
             )
-        self._record, self._sampled = record, None
+        self._question = str(record.get(QUESTION_TEXT, ""))
+        self._record = without_question_text(record)  # as the synchronous graph gives it to rules
+        self._sampled = None
 
     def sampled(self, answer: Answer) -> None:
         """Remembers the tokens of the action that is scored next."""
@@ -58,12 +61,20 @@ class AnswerScoring:
             token_ids=tokens.tokens if tokens is not None else (),
             finish_reason="stop" if tokens is None or tokens.stopped else "length",
             final=text_behind_thoughts(response, opened=opened) or "",
+            question=self._question,
         )
         try:
             score = await self._rule.score(completion)
         except RewardServiceAway as error:
             raise WaitTimeout(error.what, where=error.where, fix=error.fix) from error
         return with_thoughts(score, completion)
+
+
+def without_question_text(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the record as the data set has it, without what only rules are given."""
+    if QUESTION_TEXT not in record:
+        return record
+    return {name: value for name, value in record.items() if name != QUESTION_TEXT}
 
 
 def info_of(score: Score) -> dict[str, float]:

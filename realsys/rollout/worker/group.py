@@ -25,6 +25,7 @@ from realsys.api.errors import DataError, RealsysError, RewardError, RolloutErro
 from realsys.data.sequence_sample import SequenceSample
 from realsys.reward_worker.time_limit import time_limit
 from realsys.rewards import scores
+from realsys.rollout.environments.scoring import without_question_text
 from realsys.rollout.worker.episode_tries import EpisodeTries, fault_of, first_line
 from realsys.rollout.worker.policy_client import RequestStats
 from realsys.rollout.worker.trajectories import (
@@ -261,7 +262,7 @@ class GroupRunner:
         task = EpisodeTask(
             id=id_,
             prompt=prompt,
-            record=record,
+            record=without_question_text(record),
             ask=ask,
             environment=environment,
             tokenizer=self.tokenizer,

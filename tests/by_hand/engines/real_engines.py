@@ -1,7 +1,8 @@
 """The conformance suite on real SGLang and vLLM servers, through our front: `make test-engines`.
 
 Not collected by itself: each needs an environment of gigabytes (env/install) that `make test` must not. A
-file named by REALSYS_ENGINE_RESULTS gets a line of JSON for each case.
+file named by REALSYS_ENGINE_RESULTS gets a line of JSON for each case; a run of all of them writes
+results/real_engines.json, which is committed.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines.conformance import CASES, Served, run_case
+from by_hand import HandCheck
+from engines.conformance import CASES, PROMPT, S, Served, request, run_case
 from engines.serve import KEY, server_process
 from engines.small_models import make_models
+from full_client import FullClient
 from real_trials import Trials
 
 from realsys.observability.metrics import read_metrics
@@ -36,7 +39,6 @@ CPU: dict[str, dict[str, Any]] = {
         "dtype": "float32",
         "attention_backend": "torch_native",
         "sampling_backend": "pytorch",
-        "disable_radix_cache": True,
         "disable_overlap_schedule": True,
         "mem_fraction_static": 0.2,
         "max_total_tokens": 16384,
@@ -54,21 +56,47 @@ CPU: dict[str, dict[str, Any]] = {
 }
 
 
+outcomes: dict[str, dict[str, str]] = {kind: {} for kind in CPU}
+TRAINS = "trains"  # a launch on the engine
+
+
+@pytest.fixture(scope="module", autouse=True)
+def result() -> Iterator[None]:
+    """Is written where every case was run on each engine."""
+    check = HandCheck(__file__)
+    yield
+    fleets = {"a_fleet_draws_its_own_numbers", "new_weights_are_used, no file", TRAINS}
+    if all({*CASES, *fleets} <= set(found) for found in outcomes.values()):
+        problems = [
+            f"{kind}: {case} {outcome}"
+            for kind, found in outcomes.items()
+            for case, outcome in found.items()
+            if outcome != "passes"
+        ]
+        Path(__file__).with_name("results").mkdir(exist_ok=True)
+        command = "python -m pytest --timeout 900 tests/by_hand/engines/real_engines.py"
+        check.write(
+            "the conformance suite on real servers", problems, command=command, cases=outcomes
+        )
+
+
+def config_of(kind: str, model: Path) -> dict[str, Any]:
+    """A server of this kind in its own environment."""
+    python = ENVIRONMENTS / kind / "bin/python"
+    assert python.exists(), (
+        f"no {python}: run tests/by_hand/engines/env/install {kind} {python.parents[1]}"
+    )
+    args = {"python": str(python), **CPU[kind]}
+    return {"backend_type": kind, "model_path": str(model), "backend_args": args}
+
+
 @pytest.fixture(scope="module", params=list(CPU))
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
     kind = request.param
-    python = ENVIRONMENTS / kind / "bin/python"
-    assert python.exists(), (
-        f"no {python}: run tests/by_hand/engines/env/install {kind} {python.parents[1]}"
-    )
     first, second = make_models(tmp_path_factory.mktemp("models"))
-    config = {
-        "backend_type": kind,
-        "model_path": str(first.path),
-        "backend_args": {"python": str(python), **CPU[kind]},
-    }
+    config = config_of(kind, first.path)
     held = [str(first.path), str(second.path)]
     with server_process(tmp_path_factory.mktemp(kind), config, held=held) as (url, _):
         yield Served(
@@ -112,6 +140,29 @@ def test_real_without_any_folder(served: Served, request: pytest.FixtureRequest)
         asyncio.run(run_case("new_weights_are_used", served))
 
 
+@pytest.mark.parametrize("kind", CPU)
+def test_real_fleet(kind: str, tmp_path: Path) -> None:
+    """Servers of one run, with one seed, asked the same by requests without a seed."""
+    first, _ = make_models(tmp_path / "models")
+    config = {**config_of(kind, first.path), "base_seed": 7}
+    drawn = []
+    with noted(kind, "a_fleet_draws_its_own_numbers"):
+        for name in ("generation_server/0", "generation_server/1"):
+            (folder := tmp_path / name).mkdir(parents=True)
+            with server_process(folder, config, name=name) as (url, _):
+                drawn.append(asyncio.run(_answers(url, name)))
+        assert len(set(drawn[0]) | set(drawn[1])) == 2 * len(drawn[0])
+
+
+async def _answers(url: str, name: str) -> list[tuple[int, ...]]:
+    client = FullClient(url, KEY, name=name)
+    try:
+        asked = [request(f"{name}-{i}", PROMPT, max_new_tokens=12) for i in range(4)]
+        return [tuple((await client.generate(r, timeout_s=S)).output_ids) for r in asked]
+    finally:
+        await client.close()
+
+
 def _empty(file: Path) -> None:
     """Leaves the header, by which weights are checked, and the file's length: all numbers are 0."""
     with file.open("rb") as stream:
@@ -125,12 +176,13 @@ def _empty(file: Path) -> None:
 
 @contextmanager
 def noted(kind: str, case: str) -> Iterator[None]:
-    """Writes down how the case went."""
+    """Notes how the case went."""
     began_s, outcome = time.monotonic(), "fails"
     try:
         yield
         outcome = "passes"
     finally:
+        outcomes[kind][case] = outcome
         if path := os.environ.get("REALSYS_ENGINE_RESULTS"):
             line = {"engine": kind, "case": case, "outcome": outcome}
             with open(path, "a") as file:
@@ -142,14 +194,16 @@ def test_the_pages_example_trains(tmp_path: Path) -> None:
     page = (Path(__file__).parents[3] / "docs/generation_servers.md").read_text()
     (example,) = [b for b in re.findall(r"```yaml\n(.*?)```", page, re.S) if "vllm" in b]
     assert "/path/to/vllm/" in example
-    trains(tmp_path, example.replace("/path/to/vllm", str(ENVIRONMENTS / "vllm")))
+    with noted("vllm", TRAINS):
+        trains(tmp_path, example.replace("/path/to/vllm", str(ENVIRONMENTS / "vllm")))
 
 
 def test_sglang_trains(tmp_path: Path) -> None:
     """Weights of real trainers, in pieces of each, to a SGLang that answers meanwhile."""
     args = {"python": str(ENVIRONMENTS / "sglang/bin/python"), **CPU["sglang"]}
-    rollout = {"server_backend": "sglang", "flush_request_timeout": 300, "server_args": args}
-    trains(tmp_path, json.dumps({"rollout": rollout}))  # JSON is YAML
+    schedule = {"server_backend": "sglang", "flush_request_timeout": 300, "server_args": args}
+    with noted("sglang", TRAINS):
+        trains(tmp_path, json.dumps({"schedule": schedule}))  # JSON is YAML
 
 
 def trains(tmp_path: Path, config: str) -> None:

@@ -1,8 +1,8 @@
 """A generation server without a trial, for tests and benchmarks: ``python -m engines.serve``.
 
-Reads one line of JSON, ``{"key", "log", "scratch", "held", "config": {fields of GenerationServer}}``,
-prints its URL and ends when its standard input does. ``held``: folders that it reads at its start, and
-gives the engine later as if they came from trainers.
+Reads one line of JSON, ``{"key", "name", "log", "scratch", "held", "config"}``, the last one with fields of
+a GenerationServer, prints its URL and ends when its standard input does. ``held``: folders that it reads at
+its start, and gives the engine later as if they came from trainers.
 """
 
 from __future__ import annotations
@@ -34,12 +34,17 @@ HELD = "held://"  # endpoint of weights that the server's process holds
 
 @contextmanager
 def server_process(
-    folder: Path, config: Mapping[str, Any], *, key: str = KEY, held: Sequence[str] = ()
+    folder: Path,
+    config: Mapping[str, Any],
+    *,
+    key: str = KEY,
+    held: Sequence[str] = (),
+    name: str = "generation_server/0",
 ) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """Starts one; gives its URL and its process, and ends it."""
     log = folder / "server.log"
     paths = {"log": str(folder / "child.log"), "scratch": str(folder)}
-    said = json.dumps({"key": key, "held": held, "config": config, **paths})
+    said = json.dumps({"key": key, "name": name, "held": held, "config": config, **paths})
     python_path = os.pathsep.join(
         [str(TESTS.parent), str(TESTS / "by_hand"), str(TESTS / "support")]
     )
@@ -76,7 +81,7 @@ async def _main() -> None:
     fetch = _fetch_with(WeightReceiver(_no_trainers), said["held"])
     engine = make_engine(
         config,
-        name="generation_server/0",
+        name=said["name"],
         log=Path(said["log"]),
         scratch=Path(said["scratch"]),
         fetch=fetch,

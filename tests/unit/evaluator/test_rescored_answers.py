@@ -73,6 +73,15 @@ def test_an_answer_is_scored_with_the_record_of_its_id(
     assert (datapoint.new, datapoint.correct) == ((1.0,), (True,))
 
 
+def test_the_rule_is_told_the_question_whatever_the_trials_own_rule_was(
+    config: RolloutWorker, tmp_path: Path
+) -> None:
+    (repeats,) = stored(config, tmp_path / "d", "1-0", [(prompt(config), False), ("$1+2$", True)])
+    (made,) = stored(config, tmp_path / "e", "1-0", [(prompt(config), False), ("$3^1$", True)])
+    (worked,) = stored(config, tmp_path / "f", "1-0", [(prompt(config), False), ("$3!/2$", True)])
+    assert (repeats.new, made.new, worked.new) == ((0.0,), (0.0,), (1.0,))
+
+
 @pytest.mark.parametrize(
     ("id_", "question", "more", "what"),
     [

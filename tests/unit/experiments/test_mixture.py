@@ -21,7 +21,7 @@ from experiments.task import FileTask, MathTask, Task
 from experiments.tasks.mixture import Mixture
 from realsys.api import registry
 from realsys.api.basics import plugin_table
-from realsys.api.basics.reward import BY_SOURCE, Completion, Score
+from realsys.api.basics.reward import BY_SOURCE, QUESTION_TEXT, WITH_QUESTION, Completion, Score
 from realsys.api.errors import DataError, RewardError
 from realsys.api.options import ModelOptions
 from realsys.api.plain import from_plain, to_plain
@@ -73,6 +73,22 @@ def mixture(file: str, **changes: Any) -> Mixture:
         "own": FileTask(path=file, eval_size=4, reward="length", max_prompt_len=64),
     }
     return Mixture(**{"sources": sources, **changes})
+
+
+def test_all_sources_tell_what_they_ask_where_the_rules_of_one_look_at_it(
+    file: str, tokenizer: Any
+) -> None:
+    data = registry.make_dataset(mixture(file).prompts("train"), tokenizer=tokenizer, seed=1)
+    at = [index_of(data.items, name, 0) for name in ("sums", "own")]
+    told = data.batch(at, ["a", "b"]).meta.metadata[QUESTION_TEXT]
+    assert told == (data.question_text(at[0]), "0 + 1")
+    own = FileTask(path=file, eval_size=4, reward="length", max_prompt_len=64)
+    assert WITH_QUESTION not in json.dumps(to_plain(own.prompts("train")))
+    assert WITH_QUESTION not in json.dumps(
+        to_plain(mixture(file, sources={"own": own}).prompts("test"))
+    )
+    learnt = mixture(file).answers("train", max_answer_len=9)
+    assert WITH_QUESTION not in json.dumps(to_plain(learnt)), "the key of a product stays as it is"
 
 
 # ---- order ---------------------------------------------------------------------------------------

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from launcher.cli.front_page import VERBS
+from launcher.submit.planning import default_experiment
 from launcher.terminal.exit_codes import ExitCode
+from realsys.config.overrides import with_settings
 from realsys.runtime import worker_exit_codes
 from realsys.runtime.lifecycle import TRANSITIONS
 
@@ -100,6 +102,22 @@ def test_commands_use_verbs_and_options_that_exist(name: str) -> None:
         assert verb in VERBS, f"realsys {verb}"
         unknown = {word for word in words if word.startswith("--")} - set(VERBS[verb])
         assert not unknown, f"realsys {verb} {unknown}"
+
+
+@pytest.mark.parametrize(
+    ("page", "experiment"),
+    [
+        ("configuration", "ppo-math"),
+        ("generation_servers", "ppo-math-async"),
+        ("reasoning_gym", "ppo-math"),
+    ],
+)
+def test_a_pages_settings_files_are_accepted(page: str, experiment: str, tmp_path: Path) -> None:
+    found = blocks(text_of(f"docs/{page}.md"), "yaml")
+    assert found
+    for number, block in enumerate(found):
+        (file := tmp_path / f"{number}.yaml").write_text(block)
+        with_settings(default_experiment(experiment), config=file)
 
 
 def test_readmes_tree_lists_the_rooms() -> None:

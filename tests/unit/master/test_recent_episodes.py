@@ -248,3 +248,19 @@ def test_metrics_are_there_in_steps_with_failed_tries_alone() -> None:
         "failed_share": pytest.approx(1 / 200),
     }
     assert recent.metrics() == {}
+
+
+def test_a_worker_that_ends_is_not_waited_for_and_one_that_begins_anew_is() -> None:
+    recent = RecentEpisodes(batch_size=2)
+    played, tries = ("a", "b", "c"), [bad(record, 4) for record in "abc"]
+    recent.joined("w")
+    recent.joined("v")
+    recent.note("w", tries, now_s=30.0)
+    assert recent.is_of_one
+    assert recent.fault(now_s=31.0, in_flight=played) is None
+    recent.lost("v")
+    assert not recent.is_of_one
+    assert recent.fault(now_s=31.0, in_flight=played) is not None
+    recent.joined("v")
+    assert recent.fault(now_s=31.0, in_flight=played) is None
+    assert recent.fault(now_s=31.0 + recent.wait_limit_s, in_flight=played) is not None

@@ -226,8 +226,8 @@ def test_one_bad_node_gives_its_prompts_back_and_the_others_play_on():
         await asked(desk, "v")
         first = await take(desk, room=3)
         now[0] += 60
-        told = rm.TakeWork(worker="w", room=9, wait_s=0, episodes=stuck(t.id for t in first))
-        assert (await desk.handle(told)).nothing_succeeds, "no other has told anything"
+        told = rm.TakeWork(worker="w", room=0, wait_s=0, episodes=stuck(t.id for t in first))
+        assert not (await desk.handle(told)).nothing_succeeds, "another can play what it gives up"
         told = rm.TakeWork(worker="v", room=1, wait_s=0, episodes=good("x"))
         now[0] += 1
         work = await desk.handle(told)
@@ -249,6 +249,59 @@ def test_one_bad_node_gives_its_prompts_back_and_the_others_play_on():
         assert given, "prompts for a worker that is well do not wait for the time of another"
         now[0] += 1
         assert len(await take(desk, wait_s=0)) + len(given) > 1
+
+    run(story())
+
+
+def test_one_bad_node_that_has_every_prompt_ends_no_run_before_another_was_tried():
+    """Before anything has succeeded: it ended 25 to 35 s after the first prompts."""
+
+    async def story():
+        now = [1000.0]
+        desk, _ = await make_desk(max_staleness=3, clock=lambda: now[0])
+        await asked(desk, "v")
+        every = await take(desk, room=99)
+        assert not await take(desk, worker="v", wait_s=0)
+        loaded = asyncio.create_task(desk.load(1))
+        await asyncio.sleep(0)
+        now[0] += 30
+        tries = stuck((t.id for t in every), failures=4, fault=rm.TryFault.FAILED)
+        told = rm.TakeWork(worker="w", room=0, wait_s=0, episodes=tries)
+        assert not (await desk.handle(told)).nothing_succeeds, "it is to give them back"
+        await asyncio.sleep(0)
+        assert not loaded.done()
+        for ticket in every:
+            give_up = rm.GiveUp(worker="w", id=ticket.id, tries=ticket.tries, why="refused")
+            assert not (await desk.handle(give_up)).closed
+        assert "rollout/set_aside" not in desk.metrics()
+        played = await take(desk, worker="v", wait_s=0)
+        assert len(played) == 1
+        now[0] += 5
+        told = rm.TakeWork(worker="v", room=9, wait_s=0, episodes=good(played[0].id))
+        played += (await desk.handle(told)).tickets
+        assert len(played) == len(every)
+        for ticket in played:
+            await desk.handle(delivery(ticket, worker="v"))
+        assert len(await loaded) == BATCH
+
+    run(story())
+
+
+def test_two_workers_that_both_fail_end_a_run_before_anything_has_succeeded():
+    async def story():
+        now = [1000.0]
+        desk, _ = await make_desk(max_staleness=3, clock=lambda: now[0])
+        await asked(desk, "v")
+        every = {"w": await take(desk, room=4), "v": await take(desk, worker="v", room=99)}
+        loaded = asyncio.create_task(desk.load(1))
+        await asyncio.sleep(0)
+        for worker, tickets in every.items():
+            now[0] += 30
+            tries = stuck((t.id for t in tickets), failures=4, fault=rm.TryFault.FAILED)
+            told = rm.TakeWork(worker=worker, room=0, wait_s=0, episodes=tries)
+            await desk.handle(told)
+        with pytest.raises(RolloutError, match="no episode has succeeded"):
+            await loaded
 
     run(story())
 

@@ -13,11 +13,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from stand_in_slurm import wait_until
 
 from realsys.api.basics.reward import Completion, Score
 from realsys.api.errors import ConfigError, RewardError, RewardServiceAway, WaitTimeout
 from realsys.rewards import judge as judge_module
 from realsys.rewards.judge import Judge, _NoGrade, _Reply, read_grade
+from realsys.rewards.judge_places import JudgePlaces
 from realsys.rewards.rule import RewardRule
 from realsys.rewards.set_aside import Answered, SetAsideRecords
 from realsys.rollout.environments.scoring import AnswerScoring
@@ -299,6 +301,63 @@ def test_answers_are_graded_in_line(server: Server) -> None:
     rule.score_all([Completion(response=f"<{i}>", record={"prompt": "p"}) for i in range(40)])
     asked_for = [body["messages"][0]["content"] for body in server.seen]
     assert [f"<{i}>" in text for i, text in enumerate(asked_for)] == [True] * 40
+
+
+def test_the_requests_of_two_event_loops_have_one_limit(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each loop that came after another made the limit anew."""
+    judge = Judge(url=server.url, model="m", at_once=1)
+    begun, over, running = threading.Event(), threading.Event(), list[int]()
+
+    async def asked(self: Judge, text: str) -> tuple[_Reply, float]:
+        running.append(1)
+        most.append(len(running))
+        begun.set()
+        await asyncio.to_thread(over.wait, 60)
+        running.pop()
+        return _Reply(text="7", was_cut=False), 0.0
+
+    most: list[int] = []
+    monkeypatch.setattr(Judge, "_asked", asked)
+
+    async def graded(*texts: str) -> None:
+        await asyncio.gather(*(judge(prompt="p", response=text) for text in texts))
+
+    loops = [threading.Thread(target=asyncio.run, args=(graded(*texts),)) for texts in ("ab", "cd")]
+    loops[0].start()
+    assert begun.wait(60)
+    loops[1].start()
+    wait_until(lambda: len(most) > 1 or judge._places.num_waiting == 3, timeout_s=60)
+    over.set()
+    for loop in loops:
+        loop.join(60)
+    assert most == [1, 1, 1, 1]
+    asyncio.run(graded("e"))
+    assert most[4:] == [1], "every place was given back"
+
+
+def test_who_is_cancelled_in_line_keeps_no_place() -> None:
+    places = JudgePlaces(1)
+
+    async def hold(seen: list[str], name: str) -> None:
+        async with places.held():
+            seen.append(name)
+
+    async def story() -> list[str]:
+        seen: list[str] = []
+        async with places.held():
+            waiting = [asyncio.create_task(hold(seen, name)) for name in "abc"]
+            await asyncio.sleep(0)
+            waiting[0].cancel()
+            await asyncio.sleep(0)
+        waiting[1].cancel()  # its place is on the way
+        await asyncio.gather(*waiting, return_exceptions=True)
+        async with places.held():
+            return seen
+
+    assert asyncio.run(asyncio.wait_for(story(), 60)) == ["c"]
+    assert places.num_waiting == 0
 
 
 def test_mistakes_are_named() -> None:

@@ -2,7 +2,7 @@
 
 ``by_an_outsider.jsonl`` and ``by_an_engineer.jsonl`` were written before the rule was mended;
 ``after_the_mending.jsonl`` has near misses and spellings that were tried on it afterwards. Both error rates
-of each table are printed: ``python -m tests.unit.rewards.test_math_answers``.
+of each table are printed, without and with a question: ``python -m tests.unit.rewards.test_math_answers``.
 """
 
 import itertools
@@ -12,11 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from realsys.api.basics.reward import KNOWN_FIELDS, Completion
 from realsys.rewards.math_verify import math_verify_reward
+from realsys.rewards.rule_terms import rule_term
 
 FOLDER = Path(__file__).parent / "math_answers"
 TABLES = ("by_an_engineer", "by_an_outsider", "after_the_mending")
 MAX_SHARE = 0.01
+ASKED_NOTHING = "How many?"  # the tables don't have the questions, and none of their numbers
 # Right by their labels: a number is expected, and arithmetic has to be worked out, unless the question is
 # known (math_verify.py says why).
 UNEVALUATED = {
@@ -29,6 +32,11 @@ KNOWN_FAILURES = {
     "#### 8 apples in 2 bags",
     "It takes 90 minutes (1.5 hours).",
     "\\boxed{5\\text{ maybe six}}",
+    # Where the question is known, and doesn't state them
+    "\\boxed{83!/82!}",
+    "Answer: $10^9+7$",
+    "Simplifying, everything except the last term cancels.\n\n"
+    "Therefore, the final answer is $\\boxed{\\frac{10}{2}}$.",
 }
 
 
@@ -74,10 +82,18 @@ def report(table: str, question: str = "") -> tuple[float, float, list[dict]]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("table", TABLES)
 def test_right_answers_score_and_wrong_ones_do_not(table):
-    refused, accepted, errors = report(table)
+    refused, accepted, errors = report(table, ASKED_NOTHING)  # as a run grades them
     assert refused <= MAX_SHARE, errors
     assert accepted <= MAX_SHARE, errors
     assert {row["response"] for row in errors} <= KNOWN_FAILURES
+
+
+def test_the_built_in_rule_is_told_the_question():
+    (row,) = [row for row in rows_of("by_an_outsider") if row["what"] == "factorial form"]
+    answer = Completion(response=row["response"], answer=row["answer"], question=ASKED_NOTHING)
+    term = rule_term("math_verify", 1.0, {})
+    assert term.fields == KNOWN_FIELDS["math_verify"]
+    assert term.function(**term.arguments([answer])) == 1.0
 
 
 # question, answer, known, score
@@ -114,7 +130,7 @@ def test_arithmetic_that_is_not_worked_out_is_refused_where_the_question_is_not_
     rows = [row for row in rows_of("by_an_outsider") if is_unevaluated(row)]
     assert len(rows) == len(UNEVALUATED)
     assert errors_of(rows) == rows
-    assert [row["what"] for row in errors_of(rows, "How many?")] == ["fraction that is integer"]
+    assert [row["what"] for row in errors_of(rows, ASKED_NOTHING)] == ["fraction that is integer"]
 
 
 def test_thoughts_are_not_the_answer():
@@ -130,6 +146,6 @@ def test_the_halves_are_large_enough_and_say_the_same_nowhere():
 
 
 if __name__ == "__main__":
-    for each, asked in itertools.product(TABLES, ("", "How many?")):
+    for each, asked in itertools.product(TABLES, ("", ASKED_NOTHING)):
         for error in report(each, asked)[2]:
             sys.stdout.write(f"    {'refused' if error['right'] else 'accepted'} {error}\n")

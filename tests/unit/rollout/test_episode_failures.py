@@ -322,3 +322,16 @@ def test_servers_that_stay_away_end_the_run_when_the_patience_is_over(tmp_path: 
     assert "no generation server is well" in str(found.error)
     assert 300 < found.ended_s < 400
     assert not found.agent.played["failed"]  # nor in the outage's first minute
+
+
+def test_what_was_never_there_is_told_within_a_minute_with_its_address_to_look_at(
+    tmp_path: Path,
+) -> None:
+    """A wrong URL is refused as one is whose service is away."""
+    found = play(Faults(away=(0.0, 1e9)), tmp_path, steps=1, wait_limit_s=30.0)
+    assert found.ended_s < 60
+    first = next(text for text in found.said if text)
+    assert "no generation server is well" in first
+    assert all("address" in told for told in (first, str(found.error)))
+    away_later = play(Faults(away=(4.0, 1e9)), tmp_path, steps=3, wait_limit_s=30.0)
+    assert not any("address" in told for told in (*away_later.said, str(away_later.error)))

@@ -162,6 +162,28 @@ def test_the_users_modules_behind_a_plug_in_are_found(
     assert found == [str(path.relative_to(tmp_path)) for path in imported_sources([mine])]
 
 
+LATE = {
+    "mine.py": "def late():\n    from lab_far.room import part\n    import lab_space.inner.end\n",
+    "lab_far/__init__.py": "raise RuntimeError('a plan runs none of this')\n",
+    "lab_far/room/__init__.py": "from . import beside\n",
+    "lab_far/room/part.py": "X = 1\n",
+    "lab_far/room/beside.py": "import lab_far.near\n",
+    "lab_far/near.py": "",
+    "lab_space/inner/end.py": "",  # in packages without a file of their own
+}
+
+
+def test_a_package_that_only_a_function_imports_is_followed_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, {**LATE, "lab_far/unused.py": "", "lab_space/inner/unused.py": ""})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    mine = str(tmp_path / "mine.py")
+    found = [str(path.relative_to(tmp_path)) for path in imported_sources([mine])]
+    assert sorted(found) == sorted(LATE)
+    assert not {"lab_far", "lab_space"} & set(sys.modules)
+
+
 def test_an_installed_plug_in_counts_with_its_own_package_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,6 +29,7 @@ from launcher.submit.remake import RequestedChanges
 from launcher.submit.submit import make_trial, record_of, resubmit, trial_lock
 from launcher.trials.status import trial_view
 from launcher.trials.submission import Submission
+from realsys.api.basics.reward import WITH_QUESTION
 from realsys.api.cluster import ClusterSpec, PartitionSpec, SlurmSpec
 from realsys.api.errors import ClusterError, ConfigError, ConfigErrors, RealsysError, TrialError
 from realsys.api.experiment import ChosenSetting
@@ -362,6 +363,22 @@ def test_a_plan_that_this_code_would_not_make_is_not_changed(site: Site) -> None
     assert "revision abc123" in refusal.value.fix
     assert everything(files.root) == before
     assert site.resume(files) == read_plan(files.plan)
+
+
+def test_rules_of_an_older_trial_go_on_without_the_questions_text(site: Site) -> None:
+    def without(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: without(v) for k, v in value.items() if k != WITH_QUESTION}
+        return [without(v) for v in value] if isinstance(value, list) else value
+
+    files = site.launched(*CONSTANT)
+    assert WITH_QUESTION in files.plan.read_text()
+    write_plan_text(files, lambda plan: plan.update(without(plan)))
+    assert WITH_QUESTION not in files.plan.read_text()
+    plan = site.resume(files, "task.max_prompt_len=256")
+    assert WITH_QUESTION not in plan_text(plan)
+    (data,) = plan.phases[-1].config.model_worker[0].datasets
+    assert data.args["max_prompt_len"] == 256
 
 
 def test_of_an_older_trial_with_resources_of_its_own_settings_stay(site: Site) -> None:
