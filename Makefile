@@ -3,14 +3,17 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE # each of hundreds of processes would compile us anew
 
-# The versions that the tests passed with; `make install CONSTRAINTS=/dev/null` takes the newest.
-CONSTRAINTS ?= constraints.txt
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
+# What is installed: extras of pyproject.toml, as locked (locks/), and torch of that version in whatever build the
+# machine's index has. `make check` needs EXTRAS=check alone, `make test-fast` EXTRAS=unit.
+EXTRAS ?= dev
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml locks/realsys.txt
 	python3 -m venv $(VENV)
+	locks/select realsys $(EXTRAS) >$(VENV)/locked.txt
 	$(PIP_INSTALL) torch==2.13.0
-	$(PIP_INSTALL) torch==2.13.0 -e '.[dev]'
+	$(PIP_INSTALL) --no-deps -r $(VENV)/locked.txt
+	$(PIP_INSTALL) --no-deps -e .
 	touch $@
 
 .PHONY: install ppo-math slurm-packages etcd-packages test test-fast acceptance other-kernels test-engines test-agents oracle mutants gpu-kit check \

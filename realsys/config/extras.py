@@ -14,7 +14,7 @@ from realsys.api.errors import ConfigError
 
 # Extra → import names. `train` brings `report`'s packages too.
 _PACKAGES = {
-    "train": "torch transformers safetensors accelerate peft numpy xxhash aiohttp math_verify mpmath",
+    "train": "torch transformers safetensors peft numpy xxhash aiohttp math_verify mpmath",
     "megatron": "megatron",
     "report": "matplotlib tensorboard",
     "wandb": "wandb",

@@ -169,12 +169,14 @@ def receive(keys, way):
 class Process:
     """A trainer or receiver, and the lines that it says."""
 
-    def __init__(self, *words):
+    def __init__(self, role, *words):
         here, support = Path(__file__), Path(forked.__file__).parent
-        paths = (forked.environment().get("PYTHONPATH"), str(here.parent), str(support))
+        # A signal to a neighbour must reach it, not the stand-in of a forked process.
+        fork = forked.environment().get("PYTHONPATH") if role != "neighbour" else None
+        paths = (fork, str(here.parent), str(support))
         env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ":".join(filter(None, paths))}
         self._popen = subprocess.Popen(
-            [sys.executable, "-m", here.stem, *map(str, words)],
+            [sys.executable, "-m", here.stem, role, *map(str, words)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

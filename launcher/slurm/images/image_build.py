@@ -1,4 +1,4 @@
-"""Builds a site's images from `containers/`, for `realsys image build`.
+"""Builds a site's images from `containers/` and `locks/`, for `realsys image build`.
 
 An image is named after a digest of what decides its packages: the definition and the lock. An existing
 image is therefore not built again, and a changed lock gives a new file beside it without affecting
@@ -8,7 +8,7 @@ running trials. The realsys code inside serves commands only: a trial brings its
 from __future__ import annotations
 
 import hashlib
-import re
+import os
 import shlex
 import shutil
 from dataclasses import dataclass
@@ -31,7 +31,15 @@ NOT_BUILT = {
     "buildcfg)? Are the registry of the base image and the package index reachable, and has "
     "APPTAINER_TMPDIR room for the image (20 GB)?",
 }
-_MADE_FOR = re.compile(r"# Image \w+, Python ([0-9.]+),")  # a lock's first line
+# Kind → its lock, and which of that lock's Pythons it has.
+KINDS = {
+    "control": ("realsys", "3.11"),
+    "train": ("realsys", "3.11"),
+    "sglang": ("sglang", "3.12"),
+    "vllm": ("vllm", "3.12"),
+}
+# Where else pip looks. Passed on as it is set here: locks name no place.
+INDEX_VARIABLE = "PIP_EXTRA_INDEX_URL"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +48,15 @@ class Recipe:
 
     Attributes:
         root: the checkout, which builders copy from.
-        python: the version that the kind's lock was resolved for.
+        python: the version that the image has, one that its lock was resolved for.
+        index: address of a further package index, "" for none. It shows in the image's history.
     """
 
     kind: str
     root: Path
     python: str
     digest: str
+    index: str = ""
 
     @property
     def name(self) -> str:
@@ -62,30 +72,26 @@ def recipe_of(kind: str, root: Path | None = None) -> Recipe:
     """
     root = code_root() if root is None else root
     folder = root / "containers"
-    locks = {path.stem: path for path in sorted((folder / "locks").glob("*.txt"))}
-    if not locks:
+    if not (folder / "install").exists():
         raise ConfigError(
             "the definitions of images are not part of an installed package",
             where=str(folder),
             fix="run this in a checkout of realsys, with its own `pip install -e .`",
         )
-    if kind not in locks:
+    if kind not in KINDS:
         raise ConfigError(
             f"there is no image of kind {kind!r}",
             where="command line",
-            fix=did_you_mean(kind, locks),
+            fix=did_you_mean(kind, KINDS),
         )
-    parts = [folder / DOCKERFILE, folder / APPTAINER_FILE, folder / "install", locks[kind]]
-    texts = [path.read_text() for path in [*parts, root / "pyproject.toml"]]
+    lock, python = KINDS[kind]
+    parts = [folder / name for name in (DOCKERFILE, APPTAINER_FILE, "install")]
+    parts += [root / name for name in ("locks/select", f"locks/{lock}.txt", "pyproject.toml")]
+    texts = [path.read_text() for path in parts]
     digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
-    made_for = _MADE_FOR.match(locks[kind].read_text())
-    if made_for is None:
-        raise ConfigError(
-            "the lock's first line does not name its Python version",
-            where=str(locks[kind]),
-            fix="regenerate it: containers/lock",
-        )
-    return Recipe(kind=kind, root=root, python=made_for[1], digest=digest)
+    index = os.environ.get(INDEX_VARIABLE, "")
+    index = "" if "@" in index else index  # with a password it would be seen
+    return Recipe(kind=kind, root=root, python=python, digest=digest, index=index)
 
 
 def build(spec: ClusterSpec, recipe: Recipe, *, timeout_s: float) -> ImageFile:
@@ -121,6 +127,7 @@ def build(spec: ClusterSpec, recipe: Recipe, *, timeout_s: float) -> ImageFile:
 def build_argvs(runtime: str, recipe: Recipe, target: Path, *, builder: str) -> list[list[str]]:
     """Builds the commands that write the image to ``target``, run in the checkout (pure)."""
     values = [f"KIND={recipe.kind}", f"PYTHON={recipe.python}"]
+    values += [f"{INDEX_VARIABLE}={recipe.index}"] if recipe.index else []
     arguments = [word for value in values for word in ("--build-arg", value)]
     if runtime == "apptainer":
         return [["apptainer", "build", *arguments, str(target), f"containers/{APPTAINER_FILE}"]]

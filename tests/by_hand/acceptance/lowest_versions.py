@@ -46,7 +46,7 @@ EXTRAS = ("train", "megatron", "data", "gym", "renderers", "schemas")
 KEPT = ("torch",)
 FOLDER_LIMIT_S = 3600
 RESULT = HERE / "results" / "lowest_versions.json"
-# Is the committed help page what the typer of constraints.txt draws? Other ones draw other lines.
+# Is the committed help page what the locked typer draws? Other ones draw other lines.
 NOT_OF_BOUNDS = ("tests/unit/launcher/cli/test_cli.py::test_the_help_page_is_what_typer_draws",)
 
 
@@ -112,7 +112,7 @@ def direct_requirements() -> set[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     needs = [*project["dependencies"]]
     for extra, listed in project["optional-dependencies"].items():
-        needs += listed if extra != "dev" else []
+        needs += listed if extra not in ("dev", "unit", "check") else []
     return {re.split(r"[<>=\[ ]", need)[0].lower() for need in needs} - {"realsys"}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -12,6 +13,9 @@ from types import MappingProxyType, SimpleNamespace
 
 import pytest
 import yaml
+from packaging.markers import Marker
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import realsys
 from launcher.cli import command_line
@@ -33,8 +37,16 @@ DISTRIBUTIONS = {
     "reasoning_gym": "reasoning-gym",
     "math_verify": "math-verify",
 }
-# Read as files (etcd3's messages), or imported by transformers (accelerate) and renderers (httpx).
-NOT_IMPORTED = {"etcd3", "accelerate", "httpx"}
+NOT_IMPORTED = {"etcd3", "httpx"}  # its messages are read as files; renderers imports it
+DEVELOPMENT = {"dev", "unit", "check"}
+ENGINES = ("sglang", "vllm")
+LOCKS = ("realsys", *ENGINES)
+# A lock's line: package and version, for which Pythons if not all, its files' hashes, who needs it.
+LOCKED = re.compile(
+    r"(?P<name>[a-z0-9-]+)==(?P<version>[0-9][a-z0-9.+]*)"
+    r"( ; (?P<marker>python_full_version [<>=]+ '[0-9.]+'[^#@:/]*))?"
+    r"(?P<hashes>( --hash=sha256:[0-9a-f]{64})+) # (?P<parts>[a-z]+( [a-z]+)*)"
+)
 
 
 def project() -> dict[str, object]:
@@ -74,7 +86,7 @@ def others() -> set[str]:
 
 def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None:
     parts = declared()
-    runtime = set().union(*(names for part, names in parts.items() if part != "dev"))
+    runtime = set().union(*(names for part, names in parts.items() if part not in DEVELOPMENT))
     assert {DISTRIBUTIONS.get(name, name) for name in others()} == runtime - NOT_IMPORTED
 
 
@@ -83,20 +95,95 @@ def test_the_table_of_extras_agrees_with_pyproject() -> None:
     listed: dict[str, set[str]] = {}
     for name, extra in EXTRA_OF.items():
         listed.setdefault(extra, set()).add(DISTRIBUTIONS.get(name, name))
-    assert listed == {part: names for part, names in parts.items() if part not in ("", "dev")}
+    named = {part: names for part, names in parts.items() if part and part not in DEVELOPMENT}
+    assert listed == {part: names for part, names in named.items() if part != "all"}
+    whole = project()["optional-dependencies"]
+    assert isinstance(whole, dict)
+    assert whole["all"] == [f"realsys[{','.join(listed)}]"]
 
 
-@pytest.mark.parametrize("name", ["constraints.txt", "THIRD_PARTY_NOTICES.md"])
-def test_files_made_from_pyproject_name_every_package(name: str) -> None:
-    text = (ROOT / name).read_text().lower()
-    wanted = {need.lower() for names in declared().values() for need in names}
-    missing = {need for need in wanted if not re.search(rf"\b{re.escape(need)}\b", text)}
-    assert not missing, f"make {name} anew: .venv/bin/python release/dependency_files.py"
+def locked(lock: str) -> list[re.Match[str]]:
+    """The packages of a lock, whose every line must be one."""
+    first, *lines = (ROOT / "locks" / f"{lock}.txt").read_text().splitlines()
+    found = [LOCKED.fullmatch(line) for line in lines]
+    assert first.startswith("# Python ")
+    assert [line for line, one in zip(lines, found, strict=True) if one is None] == []
+    return [one for one in found if one is not None]
 
 
-def test_constraints_name_no_place() -> None:
-    lines = [x for x in (ROOT / "constraints.txt").read_text().splitlines() if x[0] != "#"]
-    assert all(re.fullmatch(r"[a-z0-9-]+==[0-9][\w.]*", line) for line in lines)
+def parts_of(one: re.Match[str]) -> set[str]:
+    return set(one["parts"].split())
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_a_lock_has_versions_and_hashes_and_names_no_place(lock: str) -> None:
+    names = [(one["name"], one["marker"], "cpu" in parts_of(one)) for one in locked(lock)]
+    assert len(names) > 150
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
+def test_a_lock_holds_what_every_part_asks_for(lock: str, python: str) -> None:
+    if lock in ENGINES and python != "3.12":
+        return  # an engine has one Python
+    environment = {"python_full_version": f"{python}.0"}
+    here = [
+        one
+        for one in locked(lock)
+        if one["marker"] is None or Marker(one["marker"]).evaluate(environment)
+    ]
+    found = project()
+    extras = found["optional-dependencies"]
+    assert isinstance(extras, dict)
+    for part, needs in {"base": found["dependencies"], **extras}.items():
+        if lock in ENGINES and part in DEVELOPMENT:
+            continue
+        assert isinstance(needs, list)
+        holding = {"base", part, "gpu"}
+        versions = {one["name"]: one["version"] for one in here if parts_of(one) & holding}
+        for need in map(Requirement, needs):
+            if need.name != "realsys":
+                version = versions[canonicalize_name(need.name)]
+                assert need.specifier.contains(version, prereleases=True), (need, version, part)
+
+
+def test_torch_is_held_where_it_is_installed() -> None:
+    builds = {one["parts"]: one["version"] for one in locked("realsys") if one["name"] == "torch"}
+    assert builds == {"gpu": "2.13.0", "cpu": "2.13.0+cpu"}
+    assert "$(PIP_INSTALL) torch==2.13.0\n" in (ROOT / "Makefile").read_text()
+
+
+def selected(*parts: str) -> set[str]:
+    """Names of the packages that `locks/select` prints."""
+    listed = subprocess.check_output([ROOT / "locks" / "select", "realsys", *parts], text=True)
+    return {line.partition("==")[0] for line in listed.splitlines()}
+
+
+def test_parts_of_the_lock_are_what_they_are_installed_for() -> None:
+    """No part brings torch or its CUDA: that is the machine's, or an image's."""
+    base, check, unit, everything = (
+        selected(*words) for words in ((), ("check",), ("unit",), ("dev",))
+    )
+    assert {"pyzmq", "etcd3", "typer"} <= base
+    assert base < check < everything
+    assert base < unit < everything
+    assert {"mypy", "ruff"} <= check - unit
+    assert {"pytest", "mcp", "openai", "transformers"} <= unit - check
+    assert "openai-agents" in everything - unit - check
+    assert not [name for name in everything if name.startswith(("torch", "nvidia-", "triton"))]
+    done = subprocess.run(
+        [ROOT / "locks" / "select", "realsys", "trian"], capture_output=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, b"")
+
+
+def test_notices_list_the_lock() -> None:
+    text = (ROOT / "THIRD_PARTY_NOTICES.md").read_text()
+    rows = re.findall(r"^\| ([a-z0-9-]+) \| ([0-9]\S*) \|", text, re.M)
+    assert rows == [(x["name"], x["version"]) for x in locked("realsys") if x["parts"] != "cpu"], (
+        "make it anew: release/notices"
+    )
 
 
 def test_the_changelog_has_the_version() -> None:
@@ -190,13 +277,47 @@ def test_a_verb_that_lacks_a_package_is_refused_with_the_extra(
     assert ("pip install 'realsys[train]'" in listed) == (module == "torch")
 
 
-def test_the_release_is_tried_on_every_python_that_is_declared() -> None:
+def workflow(name: str) -> dict[str, object]:
+    found: dict[str, object] = yaml.safe_load((ROOT / f".github/workflows/{name}.yml").read_text())
+    return found
+
+
+def steps_of(name: str, job: str) -> list[str]:
+    """The commands of a job."""
+    jobs = workflow(name)["jobs"]
+    assert isinstance(jobs, dict)
+    return [step["run"] for step in jobs[job]["steps"] if "run" in step]
+
+
+@pytest.mark.parametrize(("name", "job"), [("release", "test"), ("tests", "unit")])
+def test_workflows_try_every_python_that_is_declared(name: str, job: str) -> None:
     classifiers = project()["classifiers"]
     assert isinstance(classifiers, list)
     declared_pythons = re.findall(r"Python :: (3\.\d+)", "\n".join(classifiers))
-    workflow = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())
-    assert workflow["jobs"]["test"]["strategy"]["matrix"]["python"] == declared_pythons
-    assert (ROOT / "release/try_wheel").stat().st_mode & 0o111
+    jobs = workflow(name)["jobs"]
+    assert isinstance(jobs, dict)
+    assert jobs[job]["strategy"]["matrix"]["python"] == declared_pythons
+
+
+def test_workflows_run_what_the_makefile_has() -> None:
+    assert steps_of("tests", "check") == ["make check EXTRAS=check"]
+    assert steps_of("tests", "unit") == ["make test-fast EXTRAS=unit"]
+    assert "release/lock --sbom dist/realsys.cdx.json" in steps_of("release", "build")[-1]
+    assert "realsys.cdx.json" in steps_of("release", "publish")[0]  # no archive: not for an index
+    assert all(
+        (ROOT / f"release/{x}").stat().st_mode & 0o111 for x in ("build", "lock", "try_wheel")
+    )
+
+
+@pytest.mark.parametrize("name", ["release", "tests"])
+def test_workflows_name_actions_by_commit_and_may_write_only_where_said(name: str) -> None:
+    text = (ROOT / f".github/workflows/{name}.yml").read_text()
+    used = re.findall(r"uses: (.*)", text)
+    assert used
+    assert not [
+        x for x in used if not re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v\d+(\.\d+)*", x)
+    ]
+    assert workflow(name)["permissions"] == {"contents": "read"}
 
 
 def test_pre_commit_runs_what_make_check_runs() -> None:

@@ -9,19 +9,28 @@ import os
 import re
 import stat
 import subprocess
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
-from launcher.slurm.images.image_build import Recipe, build, build_argvs, recipe_of
+from launcher.slurm.images.image_build import (
+    INDEX_VARIABLE,
+    KINDS,
+    Recipe,
+    build,
+    build_argvs,
+    recipe_of,
+)
 from realsys.api.cluster import ClusterSpec, ContainerSpec
 from realsys.api.errors import ClusterError, ConfigError
 from realsys.trial.snapshot import code_root
 
-KINDS = ("control", "sglang", "train", "vllm")
 FOLDER = code_root() / "containers"
-PIN = re.compile(r"[a-z0-9-]+==[0-9][^ ]* --hash=sha256:[0-9a-f]{64}")
+INSTALL = (FOLDER / "install").read_text()
 
 
 def site(root: Path, runtime: str) -> ClusterSpec:
@@ -30,43 +39,51 @@ def site(root: Path, runtime: str) -> ClusterSpec:
     )
 
 
+def packages_of(kind: str) -> dict[str, str]:
+    """Name → version of what `containers/install` installs into an image."""
+    (words,) = re.findall(rf"^.*\b{kind}\b.*\) locked=\((.+)\) ;;$", INSTALL, re.M)
+    argv = [word.strip('"').replace("$kind", kind) for word in words.split()]
+    listed = subprocess.check_output([code_root() / "locks" / "select", *argv], text=True)
+    return dict(re.findall(r"^([a-z0-9-]+)==(\S+) ", listed, re.M))
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_package_of_a_lock_is_pinned_by_version_and_hash(kind):
-    first, *pins = (FOLDER / "locks" / f"{kind}.txt").read_text().splitlines()
-    pins = [pin for pin in pins if not pin.startswith("--extra-index-url ")]
-    assert first.startswith(f"# Image {kind}, Python 3.1")
-    assert not [pin for pin in pins if not PIN.fullmatch(pin)]
-    names = {pin.partition("==")[0] for pin in pins}
-    assert len(names) == len(pins)
-    assert {"torch", "transformers", "pyzmq", "etcd3", "typer"} <= names
-    assert (kind in names) == (kind in ("sglang", "vllm"))
-    assert any(name.startswith("nvidia-") for name in names) == (kind != "control")
-
-
-def test_a_lock_holds_every_package_that_realsys_asks_for():
-    import tomllib
-
+def test_an_image_holds_every_package_of_every_runtime_extra(kind):
     project = tomllib.loads((code_root() / "pyproject.toml").read_text())["project"]
-    extras = [project["optional-dependencies"][part] for part in ("train", "megatron", "report")]
-    needs = [n for part in (project["dependencies"], *extras) for n in part if "realsys[" not in n]
-    wanted = {re.split(r"[<>=\[]", need)[0].lower() for need in needs}
-    for kind in KINDS:
-        lock = (FOLDER / "locks" / f"{kind}.txt").read_text()
-        missing = sorted(name for name in wanted if f"\n{name}==" not in lock)
-        assert not missing, f"{kind}.txt lacks {missing}: make it anew with containers/lock"
+    extras = project["optional-dependencies"]
+    runtime = [needs for part, needs in extras.items() if part not in ("dev", "unit", "check")]
+    needs = [need for part in (project["dependencies"], *runtime) for need in part]
+    wanted = {re.split(r"[<>=\[]", need)[0].lower() for need in needs} - {"realsys"}
+    packages = packages_of(kind)
+    assert {"torch", "pyarrow", "reasoning-gym", "llguidance", "renderers", "httpx"} <= wanted
+    assert wanted <= set(packages)
+    assert (kind in packages) == (kind in ("sglang", "vllm"))
+    assert any(name.startswith("nvidia-") for name in packages) == (kind != "control")
+    assert packages["torch"].endswith("+cpu") == (kind == "control")
+    assert "pytest" not in packages or kind == "sglang"  # that engine asks for it
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_images_python_is_one_of_its_lock(kind):
+    lock, python = KINDS[kind]
+    first = (code_root() / "locks" / f"{lock}.txt").read_text().partition("\n")[0]
+    assert Version(python) in SpecifierSet(first.removeprefix("# Python ").partition(", Linux")[0])
 
 
 def test_definitions_copy_what_is_installed_and_pass_kind_and_python_on():
     docker = (FOLDER / "Dockerfile").read_text()
     apptainer = (FOLDER / "realsys.def").read_text()
     copied = [n for names in re.findall(r"^COPY (.+) \S+$", docker, re.M) for n in names.split()]
-    assert {"pyproject.toml", "containers", "launcher", "realsys", "experiments"} <= set(copied)
+    assert {"pyproject.toml", "containers", "locks", "launcher", "realsys"} <= set(copied)
     listed = re.findall(r"^    (\S+) /usr/src/realsys/\1$", apptainer, re.M)
     assert sorted(listed) == sorted(copied)
     assert all((code_root() / name).exists() for name in copied)
     base = "docker.io/library/python:{}-slim-bookworm"
     assert f"FROM {base.format('${PYTHON}')}" in docker
     assert f"From: {base.format('{{ PYTHON }}')}" in apptainer
+    for name in ("KIND", "PYTHON", INDEX_VARIABLE):
+        assert re.search(rf"^ARG {name}\b", docker, re.M)
+        assert f"{{{{ {name} }}}}" in apptainer
 
 
 def test_install_refuses_an_unknown_kind_before_it_changes_anything():
@@ -74,8 +91,8 @@ def test_install_refuses_an_unknown_kind_before_it_changes_anything():
         [FOLDER / "install", "trane"], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 2
-    assert "no lock of kind 'trane'" in done.stderr
-    assert "train.txt" in done.stderr
+    assert "'trane'" in done.stderr
+    assert set(KINDS) <= set(re.findall(r"\w+", done.stderr))
 
 
 def test_commands_of_both_runtimes():
@@ -94,16 +111,28 @@ def test_commands_of_both_runtimes():
     ]
 
 
+@pytest.mark.parametrize(
+    ("address", "passed_on"), [("", ""), ("file:///i", "file:///i"), ("http://me:key@i", "")]
+)
+def test_a_further_index_is_passed_on_without_a_password(monkeypatch, address, passed_on):
+    monkeypatch.setenv(INDEX_VARIABLE, address)
+    recipe = recipe_of("control")
+    assert recipe.index == passed_on
+    (argv,) = build_argvs("apptainer", recipe, Path("/i/x"), builder="apptainer")
+    given = [word for word in argv if word.startswith(INDEX_VARIABLE)]
+    assert given == ([f"{INDEX_VARIABLE}={passed_on}"] if passed_on else [])
+
+
 def test_the_name_changes_with_the_lock(tmp_path):
-    for name in ("Dockerfile", "realsys.def", "install", "locks/train.txt"):
-        path = tmp_path / "containers" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text((FOLDER / name).read_text())
-    (tmp_path / "pyproject.toml").write_text("")
+    definition = [f"containers/{name}" for name in ("Dockerfile", "realsys.def", "install")]
+    for name in (*definition, "locks/realsys.txt", "locks/select", "pyproject.toml"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text((code_root() / name).read_text())
     before = recipe_of("train", tmp_path)
     assert before.python == "3.11"
     assert recipe_of("train", tmp_path) == before
-    lock = tmp_path / "containers" / "locks" / "train.txt"
+    lock = tmp_path / "locks" / "realsys.txt"
     lock.write_text(lock.read_text().replace("==", "==9", 1))
     assert recipe_of("train", tmp_path).name != before.name
 
@@ -147,6 +176,7 @@ def test_an_image_is_made_once_and_a_failed_one_leaves_nothing(tmp_path, monkeyp
     fake.write_text(f'#!/bin/sh\necho "$PWD $*" >> {log}\nshift 5\necho image > "$1"\nexit $FAIL\n')
     fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.delenv(INDEX_VARIABLE, raising=False)
     spec, recipe = site(tmp_path / "root", "apptainer"), recipe_of("train")
     (tmp_path / "root").mkdir()
     monkeypatch.setenv("FAIL", "3")
