@@ -103,8 +103,22 @@ def mutated(source: str, number: int) -> ast.Module:
     for i, (_, place, new) in enumerate(_changes(tree)):
         if i == number:
             place.put(new)
+            _keep_names(tree, place)
             return tree
     raise IndexError(f"mutant {number}")
+
+
+def _keep_names(tree: ast.Module, place: Place) -> None:
+    """Leaves what was changed behind as code that never runs: a function may take over only code that has
+    the same names from around it, like the one of ``super()``."""
+    if isinstance(place.node, ast.Continue | ast.Break | ast.Slice):
+        return
+    around = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    inner = [n for n in around if any(place.parent is each for each in ast.walk(n))]
+    if inner and place.inside:
+        never = place.node if isinstance(place.node, ast.stmt) else ast.Expr(place.node)
+        kept = ast.If(ast.Constant(False), [ast.copy_location(never, place.node)], [])
+        inner[-1].body.append(ast.fix_missing_locations(ast.copy_location(kept, place.node)))
 
 
 def telling(source: str, file: str) -> ast.Module:
