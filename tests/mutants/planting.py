@@ -69,6 +69,10 @@ class Planting:
     results: Path
     _reached: dict[str, Reached] = field(default_factory=dict)
     _chosen: list[str] | None = None
+    _functions: dict[str, Functions] = field(default_factory=dict)
+    _sound: set[str] = field(
+        default_factory=set
+    )  # tests that failed with a fault, and pass without
     _by: Path = field(init=False)
 
     def __post_init__(self) -> None:
@@ -101,8 +105,8 @@ class Planting:
             return True
         for file in self.mutants:
             importlib.import_module(".".join(Path(file).with_suffix("").parts))
-        functions = functions_of(self.mutants)
-        self._forked(functools.partial(self._run_unchanged, session.items, functions), None)
+        self._functions = functions_of(self.mutants)
+        self._forked(functools.partial(self._run_unchanged, session.items), None)
         self._read_reached()
         failing = [name for name, of in self._reached.items() if of.failed]
         took_s = sum(of.seconds for of in self._reached.values())
@@ -111,9 +115,11 @@ class Planting:
             for mutant in mutants:
                 if mutant.inside:
                     chosen = self._tests_of(file, mutant)
-                    here = [items[name] for name in chosen]
-                    run = functools.partial(self._in_place, file, mutant, functions[file], here)
-                    self._try(file, mutant, chosen, run)
+                    while (by := self._try_in_place(file, mutant, chosen, items)) in items:
+                        if by in self._sound or self._passes_alone(items[by]):
+                            self._sound.add(by)
+                            break
+                        chosen.remove(by)
         return True
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -122,12 +128,10 @@ class Planting:
             with self._by.open("a") as file:
                 file.write(report.nodeid + "\n")
 
-    def _run_unchanged(
-        self, items: Sequence[pytest.Item], functions: Mapping[str, Functions]
-    ) -> int:
+    def _run_unchanged(self, items: Sequence[pytest.Item]) -> int:
         hits = set[tuple[str, int]]()
         setattr(builtins, REACHED, lambda file, line: hits.add((file, line)))
-        for file, of in functions.items():
+        for file, of in self._functions.items():
             path = Path(file).resolve()
             plant(path, telling(path.read_text(), file), of)
         shared = defaultdict[str, set[tuple[str, int]]](set)
@@ -154,6 +158,12 @@ class Planting:
                 row = [name, reached.seconds, reached.failed, reached.lines]
                 written.write(json.dumps(row) + "\n")
         return SURVIVED
+
+    def _passes_alone(self, item: pytest.Item) -> bool:
+        """Does a test pass without a fault, without those before it and under a mutant's limits?"""
+        self._by.unlink(missing_ok=True)
+        run = functools.partial(self._run, [item])
+        return self._forked(run, self._reached[item.nodeid].seconds) == SURVIVED
 
     def _read_reached(self) -> None:
         lines = self._by.with_suffix(".reached").read_text().splitlines()
@@ -189,12 +199,16 @@ class Planting:
                 return FAILED
         return SURVIVED
 
-    def _in_place(
-        self, file: str, mutant: Mutant, functions: Functions, items: list[pytest.Item]
-    ) -> int:
-        path = Path(file).resolve()
-        plant(path, mutated(path.read_text(), mutant.number), functions)
-        return self._run(items)
+    def _try_in_place(
+        self, file: str, mutant: Mutant, tests: list[str], items: Mapping[str, pytest.Item]
+    ) -> str:
+        def run() -> int:
+            path = Path(file).resolve()
+            tree = mutated(path.read_text(), mutant.number)
+            plant(path, tree, self._functions[file])
+            return self._run(items[name] for name in tests)
+
+        return self._try(file, mutant, tests, run)
 
     def _anew(self, file: str, mutant: Mutant) -> int:
         path = str(Path(file).resolve())
@@ -214,7 +228,7 @@ class Planting:
         status = int(pytest.main(_arguments(list(files)), plugins=[self]))
         return FAILED if self._by.exists() else status
 
-    def _try(self, file: str, mutant: Mutant, tests: list[str], run: Callable[[], int]) -> None:
+    def _try(self, file: str, mutant: Mutant, tests: list[str], run: Callable[[], int]) -> str:
         self._by.unlink(missing_ok=True)
         began_s = time.monotonic()
         unchanged_s = sum(self._reached[name].seconds for name in tests)
@@ -222,9 +236,9 @@ class Planting:
         by = self._by.read_text().split("\n")[0] if self._by.exists() else ""
         if status != SURVIVED and not by:
             by = "time" if status == LOST else f"status {status}"
-        killed = {"by": by if status != SURVIVED else None, "tests": len(tests)}
         took_s = round(time.monotonic() - began_s, 2)
-        self._write({"file": file, "number": mutant.number, **killed, "seconds": took_s})
+        self._write({"file": file, "number": mutant.number, "by": by or None, "seconds": took_s})
+        return by
 
     def _write(self, line: dict[str, object]) -> None:
         with self.results.open("a") as file:

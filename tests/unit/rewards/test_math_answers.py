@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from realsys.rewards import math_verify
+from realsys.rewards.guard.guarded import RAISED, CallFailed
+from realsys.rewards.math_library import is_one_of
 from realsys.rewards.math_verify import math_verify_reward
 
 FOLDER = Path(__file__).parent / "math_answers"
@@ -30,6 +33,20 @@ KNOWN_FAILURES = {
     "It takes 90 minutes (1.5 hours).",
     "\\boxed{5\\text{ maybe six}}",
 }
+
+
+@pytest.fixture(autouse=True)
+def library(monkeypatch):
+    """Compares in this process, where a guard has one of its own: tests/mutants plants its faults here."""
+
+    class Library:
+        def call(self, **given):
+            try:
+                return is_one_of(**given)
+            except Exception as error:
+                raise CallFailed(RAISED, str(error)) from error
+
+    monkeypatch.setattr(math_verify, "_library", Library())
 
 
 def rows_of(table: str) -> list[dict]:
@@ -108,6 +125,40 @@ ASKED = [
 @pytest.mark.parametrize(("question", "response", "answer", "score"), ASKED)
 def test_the_question_again_is_no_answer(question, response, answer, score):
     assert math_verify_reward(response=response, answer=answer, question=question) == score
+
+
+# Each way of a comparison, with its near miss; the same ways round.
+COMPARED = [
+    (r"50\%", "0.5", 1),
+    (r"0.5", r"50\%", 1),
+    (r"0.6", r"50\%", 0),
+    (r"50\%", r"50 \text{ cm}", 0),
+    ("f(x)=x+1", "y=x+1", 1),
+    ("y=x+1", "f(x)=x+1", 1),
+    ("y=x+2", "f(x)=x+1", 0),
+    ("x=5", r"\{5\}", 1),
+    ("x=6", r"\{5\}", 0),
+    (r"x<2 \text{ and } x>1", "(1,2)", 1),
+    (r"x>1 \text{ and } x<2", "(1,2)", 1),
+    (r"x<2 \text{ and } x>1", "[1,2)", 0),
+    ("2x=2", "x=1", 0),
+    ("2y=4x", "y=2x", 1),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}", 1),
+    (r"\begin{pmatrix}1\\3\end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}", 0),
+    ("101_{2}", "101_{3}", 0),
+    ("101_b", "101_b", 1),
+    (r"\lceil x \rceil", r"\lceil x \rceil", 1),
+    (r"\lceil x \rceil", r"\lfloor x \rfloor", 0),
+    (r"\lceil x \rceil", "x", 0),
+    (r"-1\frac{1}{2}", "-1.5", 1),
+    (r"1\frac{1}{2}", "0.5", 0),
+]
+
+
+@pytest.mark.parametrize(("response", "answer", "score"), COMPARED)
+def test_values_are_compared_in_each_form(response, answer, score):
+    boxed = rf"\boxed{{{response}}}"
+    assert math_verify_reward(response=boxed, answer=answer) == score
 
 
 def test_arithmetic_that_is_not_worked_out_is_refused_where_the_question_is_not_known():
