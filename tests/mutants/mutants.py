@@ -80,14 +80,14 @@ def main() -> int:
         "--again", action="store_true", help="the survivors of the result, judged anew"
     )
     parser.add_argument("--only", action="append", metavar="FILE[:LINE]", help="writes no result")
-    parser.add_argument("--tests", nargs="*", help="of --only: instead of those found")
+    parser.add_argument("--tests", nargs="*", help="of --only and --again: instead of those found")
     asked = parser.parse_args()
     os.chdir(ROOT)
     if asked.only:
         return _only(asked.only, asked.at_once, asked.tests)
     check = HandCheck(__file__)
     rooms = asked.rooms or list(ROOMS)
-    table, survivors = _tried_again(rooms, asked.at_once) if asked.again else _tried_fresh(asked)
+    table, survivors = _tried_again(asked, rooms) if asked.again else _tried_fresh(asked)
     table.pop("all", None)
     table["all"] = {
         seed: _counts_of([row[seed] for row in table.values() if seed in row])
@@ -148,9 +148,9 @@ def _together(drawn: Mapping[tuple[str, str], Drawn], room: str) -> Drawn:
     return both
 
 
-def _tried_again(rooms: Sequence[str], at_once: int) -> tuple[Table, list[Survivor]]:
+def _tried_again(asked: argparse.Namespace, rooms: Sequence[str]) -> tuple[Table, list[Survivor]]:
     """Plants anew what survived and is not judged; what is no longer there counts as found."""
-    (table, survivors), judged = _last_result(), read_judged(JUDGED.read_text())
+    (_, survivors), judged = _last_result(), read_judged(JUDGED.read_text())
     there = dict[tuple[str, str, str], Mutant]()
     wanted: dict[str, Drawn] = {}
     for s in survivors:
@@ -163,7 +163,8 @@ def _tried_again(rooms: Sequence[str], at_once: int) -> tuple[Table, list[Surviv
                 there[key] = mutant
                 of = wanted.setdefault(s["room"], {}).setdefault(s["file"], [])
                 of += [mutant] if mutant not in of else []
-    found = run(wanted, at_once)
+    found = run(wanted, asked.at_once, asked.tests)
+    table, survivors = _last_result()  # of rooms that somebody tried meanwhile
     left = list[Survivor]()
     for s in survivors:
         key = s["file"], s["text"], s["change"]
