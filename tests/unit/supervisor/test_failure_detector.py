@@ -56,6 +56,9 @@ def test_a_whole_node_is_lost_at_once() -> None:
     detector.look(ALL, now_s=0.0)
     detector.look(without("a", "b"), now_s=1.0)
     assert detector.look(without("a", "b"), now_s=5.0).lost == ("a", "b")
+    detector = FailureDetector()  # also where there is no other
+    detector.look(without("c", "d"), now_s=0.0)
+    assert detector.look({}, now_s=1.0).frozen == ""
 
 
 def test_many_leases_of_several_hosts_point_to_the_store() -> None:
