@@ -8,6 +8,8 @@ of each table are printed: ``python -m tests.unit.rewards.test_math_answers``.
 import itertools
 import json
 import sys
+import unicodedata
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -117,6 +119,8 @@ ASKED = [
     ("Which is larger, $x^2+1$ or $x^2-1$?", "\\boxed{x^2 + 1}", "x^2+1", 1),
     ("Write $y = 2x + 1$ as $ax + by = c$.", "\\boxed{y=2x+1}", "2x-y=-1", 0),
     ("Write $y = 2x + 1$ as $ax + by = c$.", "\\boxed{-2x+y=1}", "2x-y=-1", 1),
+    ("Simplify $x+x$.", "\\boxed{x+x}", "2x", 0),
+    ("How many?", "#### 5 in a box", "5", 1),
     ("Is it (0.5, 1) or (1, 2)?", "\\boxed{(0.5, 1)}", "(\\frac{1}{2}, 1)", 1),
     ("How much is 50% of 3?", "\\boxed{1.5}", "\\frac{3}{2}", 1),
 ]  # fmt: skip
@@ -127,12 +131,16 @@ def test_the_question_again_is_no_answer(question, response, answer, score):
     assert math_verify_reward(response=response, answer=answer, question=question) == score
 
 
+SIGNS = {
+    sign: Fraction(unicodedata.numeric(sign)).limit_denominator(10) for sign in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞⅐⅑⅒"
+}
 # Each way of a comparison, with its near miss; the same ways round.
 COMPARED = [
     (r"50\%", "0.5", 1),
     (r"0.5", r"50\%", 1),
     (r"0.6", r"50\%", 0),
     (r"50\%", r"50 \text{ cm}", 0),
+    (r"50 \text{ cm}", r"50\%", 0),
     ("f(x)=x+1", "y=x+1", 1),
     ("y=x+1", "f(x)=x+1", 1),
     ("y=x+2", "f(x)=x+1", 0),
@@ -153,6 +161,9 @@ COMPARED = [
     (r"-1\frac{1}{2}", "-1.5", 1),
     (r"1\frac{1}{2}", "0.5", 0),
 ]
+
+
+COMPARED += [(sign, f"{value.numerator}/{value.denominator}", 1) for sign, value in SIGNS.items()]
 
 
 @pytest.mark.parametrize(("response", "answer", "score"), COMPARED)

@@ -49,6 +49,9 @@ def test_a_circle_is_called_one():
     )
     (_, chain) = wait_chains(found)
     assert chain.endswith("→ model_worker/0 (tensors of b): a cycle")
+    found = view(*found.workers, worker(2, waits_for="model_worker/1"), ref_inf="model_worker/2")
+    (_, chain) = wait_chains(found)  # that its first worker is not in
+    assert chain.endswith("→ model_worker/1 (tensors of a): a cycle")
 
 
 def test_one_that_does_not_run_at_the_end_is_named_with_its_state():
