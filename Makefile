@@ -78,7 +78,7 @@ oracle: install
 	tests/oracle/env/install trl .oracle/trl
 	$(BIN)/python tests/oracle/oracle.py
 
-# Faults planted in pure files: does the unit tier find them? An hour of one core. Commit the result, and close what
+# Faults planted in pure files: does the unit tier find them? Half an hour of two cores. Commit the result, and close what
 # it finds or judge it in tests/mutants/judged.toml. SEED=2 draws others.
 SEED ?= 1
 mutants: install
