@@ -53,6 +53,7 @@ def test_minutes_and_seconds_are_warned_of_where_hours_were_probably_meant():
 @pytest.mark.parametrize(
     ("text", "fix"),
     [
+        ("2H", "Slurm knows no units: write 02:00:00"),
         ("2h", "Slurm knows no units: write 02:00:00"),
         ("3600s", "Slurm knows no units: write 01:00:00"),
         ("90s", "Slurm knows no units: write 00:02:00"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from launcher.trials.explain import MASTER, MAX_CHAINS, explain, wait_chains
+from launcher.trials.render import _where
 from launcher.trials.trial_view import TrialView, WorkerView
 from realsys.trial.records import Progress
 from realsys.trial.trial_state import State
@@ -70,3 +73,9 @@ def test_what_the_master_waits_for_is_told():
     why = "no episode has succeeded for 4 min: no generation server is well (200 of 200 failures)"
     master = WorkerView(worker=MASTER, state="running", seconds_in_state=9.0, waits_for=why)
     assert f"{MASTER} waits: {why}" in list(explain(view(master)))
+
+
+def test_a_phase_is_named_where_there_are_several() -> None:
+    one = replace(view(), phases=("main",), phase="main")
+    assert _where(one) == ""
+    assert "phase sft (1 of 2)" in _where(replace(one, phases=("sft", "main"), phase="sft"))
