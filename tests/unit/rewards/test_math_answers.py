@@ -121,6 +121,7 @@ ASKED = [
     ("Write $y = 2x + 1$ as $ax + by = c$.", "\\boxed{-2x+y=1}", "2x-y=-1", 1),
     ("Simplify $x+x$.", "\\boxed{x+x}", "2x", 0),
     ("How many?", "#### 5 in a box", "5", 1),
+    ("How many?", "There are 5 in the box.", "5", 1),
     ("Is it (0.5, 1) or (1, 2)?", "\\boxed{(0.5, 1)}", "(\\frac{1}{2}, 1)", 1),
     ("How much is 50% of 3?", "\\boxed{1.5}", "\\frac{3}{2}", 1),
 ]  # fmt: skip
