@@ -7,12 +7,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from realsys.api.errors import DataError
+from realsys.api.errors import ConfigError, DataError
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT, PROMPT_MASK, answer_mask
 from realsys.interfaces.math_evaluation import _of_sources
 from realsys.interfaces.ppo.batch_checks import BEHAVIOUR, _check_numbers
 from realsys.interfaces.ppo.batch_figures import mean_and_std
+from realsys.interfaces.ppo.ppo_actor import PPOActorInterface
+from realsys.interfaces.ppo.ppo_critic import PPOCriticInterface
 from realsys.interfaces.ppo.ppo_experience import _equal
 
 
@@ -61,3 +63,10 @@ def test_datapoints_with_numbers_that_are_not_finite_are_named():
         with pytest.raises(DataError) as refused:
             _check_numbers(data, ranks(others))
         assert refused.value.where == where
+
+
+@pytest.mark.parametrize("interface", [PPOActorInterface, PPOCriticInterface])
+def test_a_group_has_an_answer_at_least(interface):
+    with pytest.raises(ConfigError) as refused:
+        interface(group_size=0)
+    assert refused.value.where == "group_size"
