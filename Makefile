@@ -81,11 +81,11 @@ oracle: install
 	tests/by_hand/oracle/env/install trl .oracle/trl
 	$(BIN)/python tests/by_hand/oracle/oracle.py
 
-# Faults planted in pure files: does the unit tier find them? An hour of one core. Commit the result, and close what
+# Faults planted in pure files: does the unit tier find them? Half an hour of two cores. Commit the result, and close what
 # it finds or judge it in tests/by_hand/mutants/judged.toml. SEED=2 draws others.
 SEED ?= 1
 mutants: install
-	$(BIN)/python tests/by_hand/mutants/mutants.py --seed $(SEED) --a-room 40
+	$(BIN)/python tests/by_hand/mutants/mutants.py --seed $(SEED) --a-room 20
 
 # On a machine with a GPU: eight minutes, unattended; with what is installed there. Commit the results.
 # DEVICE=cpu SLOW=4 rehearses. For a machine without a network: tests/by_hand/gpu/pack.

@@ -1,18 +1,20 @@
 """Plants faults in our pure files, one at a time: which of them does the unit tier not find?
 
-Run by hand (``make mutants``): the faults are drawn with a seed from all that may be planted in a room, and
-the tests of a file are its mirrored one (realsys/X/y.py → tests/unit/X/test_y.py) and those that import it;
-what they leave is tried again with all of the folder. A survivor is a hole, unless ``judged.toml`` beside
-this says why no test could or should find it: by file, line of the source and change, ``equivalent`` or
-``trivial``. Wants 95 % of those that matter found, 92 % a room.
+Run by hand (``make mutants``): the faults are drawn with seeds from all that may be planted in a room; its
+tests are those of its folder and the few elsewhere that import a drawn file; of them, those that reach the
+fault. A survivor is a hole, unless ``judged.toml`` beside this says why no test could or should find it: by
+file, line of the source and change, ``equivalent`` or ``trivial``. Wants 95 % of those that matter found,
+92 % a room. ``fresh`` in the table is the share before any survivor was closed.
 
-    python tests/by_hand/mutants/mutants.py --seed 12 --a-room 40 launcher/audit realsys/data
-    python tests/by_hand/mutants/mutants.py --only launcher/audit/audit_reader.py:114  # all of a line
+    python tests/by_hand/mutants/mutants.py --seed 1 2 --a-room 40 -- launcher/audit realsys/data
+    python tests/by_hand/mutants/mutants.py --again  # the survivors of the committed result
+    python tests/by_hand/mutants/mutants.py --only launcher/audit/audit_reader.py:114  # all of a line, of a file
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import random
@@ -22,8 +24,10 @@ import tempfile
 import tomllib
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import mean
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path[:1] = [*(str(ROOT / "tests" / part) for part in ("by_hand", "support")), str(ROOT)]
@@ -33,7 +37,9 @@ from mutants.mutations import Mutant, mutants_of  # noqa: E402
 from mutants.planting import Planting, end_with_parent  # noqa: E402
 
 JUDGED = Path(__file__).parent / "judged.toml"
+RESULT = Path(__file__).parent / "results" / "mutants.json"
 WANTED, WANTED_OF_ROOM = 0.95, 0.92
+OTHERS = ("hypothesis", "numpy", "pyarrow", "pyarrow.parquet", "transformers", "yaml")
 FEW = 6  # importing test files
 # Room → what of it is pure, or nearly: files whose rules the unit tier is to hold by itself.
 ROOMS: Mapping[str, Sequence[str]] = {
@@ -56,58 +62,129 @@ ROOMS: Mapping[str, Sequence[str]] = {
 }  # fmt: skip
 
 Drawn = dict[str, list[Mutant]]  # file → its mutants
-Survivor = dict[str, str | int]
-TestsOf = Callable[[str], Sequence[str]]  # file → what pytest is given
+Found = dict[str, dict[int, str | None]]  # file → number of a mutant → the test that found it
+Survivor = dict[str, Any]
+Row = dict[str, int | float]
 
 
 def main() -> int:
     """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("rooms", nargs="*", help="rooms (default: all)", metavar="ROOM")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--a-room", type=int, default=40, metavar="N", help="so many a room")
-    parser.add_argument("--at-once", type=int, default=2, metavar="N", help="so many files")
+    parser.add_argument("--seed", type=int, nargs="+", default=[1])
+    parser.add_argument(
+        "--a-room", type=int, default=40, metavar="N", help="so many a room and seed"
+    )
+    parser.add_argument("--at-once", type=int, default=2, metavar="N", help="so many rooms")
+    parser.add_argument(
+        "--again", action="store_true", help="the survivors of the result, judged anew"
+    )
     parser.add_argument("--only", action="append", metavar="FILE[:LINE]", help="writes no result")
-    parser.add_argument("--tests", nargs="*", help="of --only: instead of those found")
+    parser.add_argument("--tests", nargs="*", help="of --only and --again: instead of those found")
     asked = parser.parse_args()
     os.chdir(ROOT)
     if asked.only:
         return _only(asked.only, asked.at_once, asked.tests)
+    check = HandCheck(__file__)
     rooms = asked.rooms or list(ROOMS)
-    check, judged = HandCheck(__file__), read_judged(JUDGED.read_text())
-    drawn = {room: draw(room, files_of(room), asked.seed, asked.a_room) for room in rooms}
-    every = {file: mutants for of in drawn.values() for file, mutants in of.items()}
-    found = run(every, asked.at_once, files_that_test)
-    left = {f: [m for m in mutants if found[f][m.number] is None] for f, mutants in every.items()}
-    for file, by in run(left, asked.at_once, folder_that_tests).items():
-        found[file] |= by
-    survivors = list[Survivor]()
-    table = dict[str, dict[str, int | float]]()
-    for room, of in drawn.items():
+    table, survivors = _tried_again(asked, rooms) if asked.again else _tried_fresh(asked)
+    table.pop("all", None)
+    table["all"] = {
+        seed: _counts_of([row[seed] for row in table.values() if seed in row])
+        for seed in sorted({seed for row in table.values() for seed in row})
+    }
+    problems = list[str]()
+    for room, rows in table.items():
+        for seed, row in rows.items():
+            sys.stdout.write(f"{room:22} seed {seed} {json.dumps(row)}\n")
+            if float(row["found"]) < (WANTED if room == "all" else WANTED_OF_ROOM):
+                problems.append(f"{room}, seed {seed}: {row['found']:.1%} found")
+    return check.write(
+        "faults planted in pure files, and what the unit tier finds of them",
+        problems,
+        args=" ".join(sys.argv[1:]),
+        rooms=table,
+        survivors=survivors,
+    )
+
+
+Table = dict[str, dict[str, Row]]  # room → seed → counts
+
+
+def _last_result() -> tuple[Table, list[Survivor]]:
+    said = json.loads(RESULT.read_text()) if RESULT.exists() else {"rooms": {}, "survivors": []}
+    return said["rooms"], said["survivors"]
+
+
+def _tried_fresh(asked: argparse.Namespace) -> tuple[Table, list[Survivor]]:
+    """Draws for the rooms asked for; what the result says of others and other seeds stays."""
+    rooms, judged = asked.rooms or list(ROOMS), read_judged(JUDGED.read_text())
+    drawn = {
+        (room, str(seed)): draw(room, files_of(room), seed, asked.a_room)
+        for room in rooms
+        for seed in asked.seed
+    }
+    found = run({room: _together(drawn, room) for room in rooms}, asked.at_once)
+    table, survivors = _last_result()
+    for (room, seed), of in drawn.items():
+        survivors = [s for s in survivors if (s["room"], s["seed"]) != (room, seed)]
         left = [
-            _described(file, mutant, judged)
+            _described(room, seed, file, mutant, judged)
             for file, mutants in of.items()
             for mutant in mutants
             if found[file][mutant.number] is None
         ]
         survivors += left
-        table[room] = counts(sum(map(len, of.values())), left)
-    table["all"] = counts(sum(int(row["mutants"]) for row in table.values()), survivors)
-    for room, row in table.items():
-        sys.stdout.write(f"{room:22} {json.dumps(row)}\n")
-    problems = [
-        f"{room}: {row['found']:.1%} found"
-        for room, row in table.items()
-        if float(row["found"]) < (WANTED if room == "all" else WANTED_OF_ROOM)
-    ]
-    args = f"--seed {asked.seed} --a-room {asked.a_room} {' '.join(asked.rooms)}"
-    return check.write(
-        "faults planted in pure files, and what the unit tier finds of them",
-        problems,
-        args=args,
-        rooms=table,
-        survivors=survivors,
-    )
+        row = counts(sum(map(len, of.values())), left)
+        table.setdefault(room, {})[seed] = {**row, "fresh": row["found"]}
+    return table, survivors
+
+
+def _together(drawn: Mapping[tuple[str, str], Drawn], room: str) -> Drawn:
+    both: Drawn = {}
+    for (of, _), files in drawn.items():
+        for file, mutants in files.items() if of == room else ():
+            both[file] = list(dict.fromkeys([*both.get(file, ()), *mutants]))
+    return both
+
+
+def _tried_again(asked: argparse.Namespace, rooms: Sequence[str]) -> tuple[Table, list[Survivor]]:
+    """Plants anew what survived and is not judged; what is no longer there counts as found."""
+    (_, survivors), judged = _last_result(), read_judged(JUDGED.read_text())
+    there = dict[tuple[str, str, str], Mutant]()
+    wanted: dict[str, Drawn] = {}
+    for s in survivors:
+        key = s["file"], s["text"], s["change"]
+        if s["room"] in rooms and key not in judged:
+            same = [
+                m for m in mutants_of(Path(s["file"]).read_text()) if (m.text, m.change) == key[1:]
+            ]
+            for mutant in sorted(same, key=lambda m: abs(m.line - s["line"]))[:1]:
+                there[key] = mutant
+                of = wanted.setdefault(s["room"], {}).setdefault(s["file"], [])
+                of += [mutant] if mutant not in of else []
+    found = run(wanted, asked.at_once, asked.tests)
+    table, survivors = _last_result()  # of rooms that somebody tried meanwhile
+    left = list[Survivor]()
+    for s in survivors:
+        key = s["file"], s["text"], s["change"]
+        if s["room"] not in rooms or (key in there and found[s["file"]][there[key].number] is None):
+            left.append(s)
+        elif key in judged:
+            left.append({**s, "verdict": judged[key]})
+    for room in set(rooms) & set(table) - {"all"}:
+        for seed, row in table[room].items():
+            here = [s for s in left if (s["room"], s["seed"]) == (room, seed)]
+            table[room][seed] = {**counts(int(row["mutants"]), here), "fresh": row["fresh"]}
+    return table, left
+
+
+def _counts_of(rows: Sequence[Row]) -> Row:
+    sums = {name: sum(int(row[name]) for row in rows) for name in list(rows[0])[:5]}
+    fresh = sum(row["fresh"] * (row["mutants"] - row["equivalent"]) for row in rows)
+    found = sum(row["found"] * (row["mutants"] - row["equivalent"]) for row in rows)
+    of = max(1, sums["mutants"] - sums["equivalent"])
+    return {**sums, "found": round(found / of, 3), "fresh": round(fresh / of, 3)}
 
 
 def _only(wanted: Iterable[str], at_once: int, tests: Sequence[str] | None) -> int:
@@ -117,7 +194,8 @@ def _only(wanted: Iterable[str], at_once: int, tests: Sequence[str] | None) -> i
         file, _, line = word.partition(":")
         here = mutants_of(Path(file).read_text())
         drawn.setdefault(file, []).extend(m for m in here if not line or m.line == int(line))
-    found = run(drawn, at_once, files_that_test if tests is None else lambda _: tests)
+    every = [test for file in drawn for test in files_that_test(file)] if tests is None else tests
+    found = run({"": drawn}, at_once, list(dict.fromkeys(every)))
     for file, mutants in drawn.items():
         for mutant in mutants:
             by = found[file][mutant.number] or "SURVIVED"
@@ -166,41 +244,53 @@ def folder_that_tests(file: str) -> list[str]:
     return [str(next(p for p in (Path("tests/unit") / inner).parents if any(p.rglob("test_*.py"))))]
 
 
-def run(drawn: Drawn, at_once: int, tests: TestsOf) -> dict[str, dict[int, str | None]]:
-    """Plants all, ``at_once`` files at a time; returns for each mutant of a file the test that found it.
+def run(rooms: Mapping[str, Drawn], at_once: int, tests: Sequence[str] | None = None) -> Found:
+    """Plants all, ``at_once`` rooms at a time; returns for each mutant of a file the test that found it.
 
     Raises:
-        RuntimeError: tests could not be run; after those of the other files.
+        RuntimeError: tests could not be run; after those of the other rooms.
     """
     _import_others()
-    found, running = dict[str, dict[int, str | None]](), dict[int, tuple[str, Path]]()
-    left, troubles = [file for file, mutants in drawn.items() if mutants], list[str]()
+    found, running = Found(), dict[int, tuple[str, Path]]()
+    left, troubles = [room for room, drawn in rooms.items() if drawn], list[str]()
     with tempfile.TemporaryDirectory() as folder:
         while left or running:
             while left and len(running) < at_once:
-                file = left.pop(0)
-                results = Path(folder) / f"{file.replace('/', '.')}.jsonl"
-                pid = _forked(Planting(ROOT / file, tests(file), drawn[file], results))
-                running[pid] = file, results
+                room = left.pop(0)
+                results = Path(folder) / f"{room.replace('/', '.')}.jsonl"
+                near = {file: files_that_test(file) for file in rooms[room]}
+                of_room = tests or tests_of_room(room, near)
+                running[_forked(Planting(rooms[room], near, of_room, results))] = room, results
             pid, status = os.wait()
-            file, results = running.pop(pid)
+            room, results = running.pop(pid)
             if status:
                 log = results.with_suffix(".log").read_text()[-3000:]
-                troubles.append(f"{file}: its tests did not run, {tests(file)}\n{log}")
+                troubles.append(f"{room}: its tests did not run\n{log}")
                 continue
             first, *rows = map(json.loads, results.read_text().splitlines())
-            found[file] = {row["number"]: row["by"] for row in rows}
-            survivors = [m for m in drawn[file] if found[file][m.number] is None]
+            for row in rows:
+                found.setdefault(row["file"], {})[row["number"]] = row["by"]
+            lines = [
+                f"    {file}:{m.line} {m.kind}: {m.change}"
+                for file, mutants in rooms[room].items()
+                for m in mutants
+                if found[file][m.number] is None
+            ]
             without = f", failing without: {first['failing']}" if first["failing"] else ""
-            of = (
-                f"{len(survivors)} of {len(rows)} survived, tests {first['seconds']:.1f} s{without}"
-            )
-            lines = (f"    {m.line} {m.kind}: {m.change}" for m in survivors)
-            sys.stdout.write("\n".join([f"{file}: {of}", *lines]) + "\n")
+            said = f"{room}: {len(lines)} of {len(rows)} survived, {first['tests']} tests took"
+            said += f" {first['seconds']:.0f} s, a mutant {mean(r['seconds'] for r in rows):.1f} s"
+            sys.stdout.write("\n".join([said + without, *lines]) + "\n")
             sys.stdout.flush()
     if troubles:
         raise RuntimeError("\n".join(troubles))
     return found
+
+
+def tests_of_room(room: str, near: Mapping[str, Sequence[str]]) -> list[str]:
+    """Returns the room's folder, and files of others that are near one of its files."""
+    (folder,) = folder_that_tests(f"{room}/any.py")
+    others = (test for tests in near.values() for test in tests)
+    return [folder, *dict.fromkeys(t for t in others if not Path(t).is_relative_to(folder))]
 
 
 def _forked(planting: Planting) -> int:
@@ -230,6 +320,8 @@ def _import_others() -> None:
     os.environ.update({"HF_HUB_OFFLINE": "1", "GOMP_SPINCOUNT": "2000", **strict_sums()})
     import torch
 
+    for name in OTHERS:
+        importlib.import_module(name)
     torch.set_num_threads(1)  # a pool of threads would be lost in a fork
 
 
@@ -245,9 +337,12 @@ def _tables(text: str) -> Iterator[dict[str, str]]:
         yield table
 
 
-def _described(file: str, m: Mutant, judged: Mapping[tuple[str, str, str], str]) -> Survivor:
+def _described(
+    room: str, seed: str, file: str, m: Mutant, judged: Mapping[tuple[str, str, str], str]
+) -> Survivor:
     verdict = judged.get((file, m.text, m.change), "hole")
-    return {"file": file, "line": m.line, "text": m.text, "change": m.change, "verdict": verdict}
+    place: Survivor = {"room": room, "seed": seed, "file": file, "line": m.line}
+    return {**place, "text": m.text, "change": m.change, "verdict": verdict}
 
 
 def counts(number: int, survivors: Sequence[Survivor]) -> dict[str, int | float]:

@@ -34,6 +34,7 @@ _ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
     ast.RShift: ast.LShift,
 }
 _CALLED = {"min": "max", "max": "min", "any": "all", "all": "any"}
+REACHED = "__reached__"  # a builtin, where statements tell
 _LOGS = ("log", "logger", "logging", "warnings")
 _UNREAD = {"decorator_list", "annotation", "returns", "type_comment", "format_spec", "type_params"}
 
@@ -47,6 +48,7 @@ class Place:
     index: int | None
     node: ast.AST
     inside: bool  # in the body of a function: it need not be imported anew
+    statement: ast.stmt | ast.Lambda  # that it is in; of a module's own lambda, that
 
     def put(self, new: ast.AST) -> None:
         """Puts ``new`` in the node's place."""
@@ -66,6 +68,7 @@ class Mutant:
         text: its line in the source, without blanks around it.
         change: what is there, and what instead: ``a < b → a <= b``.
         inside: it is in the body of a function.
+        statement: line of its statement.
     """
 
     number: int
@@ -74,6 +77,7 @@ class Mutant:
     text: str
     change: str
     inside: bool
+    statement: int
 
 
 def mutants_of(source: str) -> list[Mutant]:
@@ -87,6 +91,7 @@ def mutants_of(source: str) -> list[Mutant]:
             lines[place.node.lineno - 1].strip(),
             f"{_text(place.node)} → {_text(new)}",
             place.inside,
+            place.statement.lineno,
         )
         for number, (kind, place, new) in enumerate(_changes(ast.parse(source)))
     ]
@@ -98,17 +103,58 @@ def mutated(source: str, number: int) -> ast.Module:
     for i, (_, place, new) in enumerate(_changes(tree)):
         if i == number:
             place.put(new)
+            _keep_names(tree, place)
             return tree
     raise IndexError(f"mutant {number}")
 
 
+def _keep_names(tree: ast.Module, place: Place) -> None:
+    """Leaves what was changed behind as code that never runs: a function may take over only code that has
+    the same names from around it, like the one of ``super()``."""
+    if isinstance(place.node, ast.Continue | ast.Break | ast.Slice):
+        return
+    around = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    inner = [n for n in around if any(place.parent is each for each in ast.walk(n))]
+    if inner and place.inside:
+        never = place.node if isinstance(place.node, ast.stmt) else ast.Expr(place.node)
+        kept = ast.If(ast.Constant(False), [ast.copy_location(never, place.node)], [])
+        inner[-1].body.append(ast.fix_missing_locations(ast.copy_location(kept, place.node)))
+
+
+def telling(source: str, file: str) -> ast.Module:
+    """Makes each statement of a function call ``REACHED(file, its line)`` first, and each lambda."""
+    tree = ast.parse(source)
+    inside = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    for node in {inner for function in inside for inner in ast.walk(function)}:
+        for field in ("body", "orelse", "finalbody"):
+            statements = getattr(node, field, None)
+            if isinstance(statements, list):
+                told = [(_told(s, file), s) for s in statements]
+                setattr(node, field, [s for pair in told for s in pair])
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Lambda):
+            node.body = ast.BoolOp(ast.Or(), [_told(node, file).value, node.body])
+    return ast.fix_missing_locations(tree)
+
+
+def _told(node: ast.stmt | ast.Lambda, file: str) -> ast.Expr:
+    args: list[ast.expr] = [ast.Constant(file), ast.Constant(node.lineno)]
+    call = ast.Call(ast.Name(REACHED, ast.Load()), args, [])
+    told = ast.Expr(call)
+    for each in ast.walk(told):
+        ast.copy_location(each, node)
+    return told
+
+
 def _changes(tree: ast.Module) -> Iterator[tuple[str, Place, ast.AST]]:
-    for place in _places(tree, inside=False):
+    for place in _places(tree, inside=False, statement=None):
         for kind, new in _of_node(place.node, place):
             yield kind, place, new
 
 
-def _places(node: ast.AST, *, inside: bool) -> Iterator[Place]:
+def _places(
+    node: ast.AST, *, inside: bool, statement: ast.stmt | ast.Lambda | None
+) -> Iterator[Place]:
     for field, value in ast.iter_fields(node):
         is_body = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and (
             field == "body"
@@ -119,10 +165,12 @@ def _places(node: ast.AST, *, inside: bool) -> Iterator[Place]:
         for index, child in enumerate(value if several else [value]):
             if not isinstance(child, ast.AST) or _is_untested(child):
                 continue
-            place = Place(node, field, index if several else None, child, inside or is_body)
-            if hasattr(child, "lineno"):
-                yield place
-            yield from _places(child, inside=place.inside)
+            is_inside, at = inside or is_body, index if several else None
+            is_own = isinstance(node, ast.Lambda) and is_body and not inside
+            of = child if isinstance(child, ast.stmt) else node if is_own else statement
+            if of is not None and hasattr(child, "lineno"):
+                yield Place(node, field, at, child, is_inside, of)
+            yield from _places(child, inside=is_inside, statement=of)
 
 
 def _is_for_types(node: ast.AST) -> bool:

@@ -183,3 +183,10 @@ def test_a_ruled_out_token_has_no_probability_at_all(temperature):
     logits = torch.tensor([[0.0, -torch.inf], [0.0, -torch.inf]])
     found = gather_logprobs(logits, torch.tensor([0, 1]), temperature=temperature)
     assert found.tolist() == [0.0, -math.inf]
+
+
+def test_several_labels_of_a_row_are_those_one_by_one():
+    logits, labels_NK = torch.randn(5, 7), torch.tensor([[0, 6], [1, 1], [3, 2], [6, 0], [4, 5]])
+    found = gather_logprobs(logits, labels_NK, temperature=0.7)
+    wanted = torch.log_softmax(logits / 0.7, dim=1).gather(1, labels_NK)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)

@@ -222,6 +222,8 @@ def test_a_record_without_answer_can_be_asked_and_not_learnt(
     batch = MathPrompts(**given, needs_answer=False, with_record=True).batch([0], ["x"])
     assert batch.meta.metadata["answer"] == ("",)
     assert records_of(batch) == [{"prompt": "one", "tests": ["a"], "answer": ""}]
+    without = MathPrompts(**given, needs_answer=False)
+    assert tuple(without.batch([0], ["x"]).data) == without.keys == ("packed_prompts",)
     with pytest.raises(DataError, match="no answer to learn") as refused:
         MathSFT(**given, needs_answer=False).batch([0], ["x"])
     assert refused.value.where == f"{path}:1"

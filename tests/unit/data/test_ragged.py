@@ -59,3 +59,5 @@ def test_lengths_must_fit_the_rows():
         pad_packed(PACKED, [3, 2])
     with pytest.raises(DataError, match="x is 4 × 2, lengths are 4 sequences of up to 3"):
         unpad_to_packed(torch.zeros(4, 2), LENGTHS)
+    with pytest.raises(DataError, match="0 sequences of up to 0"):
+        unpad_to_packed(torch.zeros(1, 2), [])

@@ -71,6 +71,9 @@ def test_kept_sets_come_back(tmp_path):
     found = RolloutDump([tmp_path / "a.rollouts"]).read(["b", "a"])
     assert_same(found, made[::-1])
     assert found.meta.seqlens["packed_kept_ids"] == ((4, 0), (4, 0))
+    with pytest.raises(DataError) as refused:
+        answers_sample([], [], torch.zeros(0, dtype=torch.bool), metadata={})
+    assert refused.value.where == "generate"
 
 
 @pytest.mark.parametrize("cut", [1, 5, 30, 60])

@@ -17,8 +17,8 @@ from mutants.mutants import (
     files_that_test,
     read_judged,
 )
-from mutants.mutations import mutants_of, mutated
-from mutants.planting import plant
+from mutants.mutations import REACHED, mutants_of, mutated, telling
+from mutants.planting import functions_of, plant
 
 
 @pytest.mark.parametrize(
@@ -108,10 +108,24 @@ def test_a_fault_is_planted_in_functions_that_others_hold_already(tmp_path: Path
     assert (kept(1), held().inner()) == (2, [2, 3])  # type: ignore[operator]
     found = [m for m in mutants_of(path.read_text()) if m.kind == "arithmetic"]
     for mutant in found:
-        plant(path, mutated(path.read_text(), mutant.number))
+        plant(path, mutated(path.read_text(), mutant.number), functions_of([str(path)])[str(path)])
         planted = kept(1), held().inner()  # type: ignore[operator]
         assert planted == ((0, [2, 3]) if mutant.line == 5 else (2, [0, 1]))
     assert [m.line for m in found] == [5, 8]
+
+
+def test_each_statement_tells_that_it_is_reached() -> None:
+    source = "f = lambda a: a\ndef g(a):\n    if a:\n        return f(a)\n    for _ in a:\n        break\n"
+    told = list[int]()
+    names = {REACHED: lambda file, line: told.append(line)}
+    exec(compile(telling(source, "here"), "here", "exec"), names)
+    for argument, wanted in ((1, [3, 4, 1]), ([], [3, 5])):
+        told.clear()
+        names["g"](argument)  # type: ignore[call-arg, arg-type]
+        assert told == wanted
+    statements = {m.change: m.statement for m in mutants_of(source)}
+    assert statements["break → pass"] == 6
+    assert statements["a → True"] == 3
 
 
 def test_tests_of_a_file_are_its_mirror_and_those_that_import_it() -> None:

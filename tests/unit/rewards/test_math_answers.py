@@ -8,11 +8,16 @@ of each table are printed, without and with a question: ``python -m tests.unit.r
 import itertools
 import json
 import sys
+import unicodedata
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
 from realsys.api.basics.reward import KNOWN_FIELDS, Completion
+from realsys.rewards import math_verify
+from realsys.rewards.guard.guarded import RAISED, CallFailed
+from realsys.rewards.math_library import is_one_of
 from realsys.rewards.math_verify import math_verify_reward
 from realsys.rewards.rule_terms import rule_term
 
@@ -38,6 +43,20 @@ KNOWN_FAILURES = {
     "Simplifying, everything except the last term cancels.\n\n"
     "Therefore, the final answer is $\\boxed{\\frac{10}{2}}$.",
 }
+
+
+@pytest.fixture(autouse=True)
+def library(monkeypatch):
+    """Compares in this process, where a guard has one of its own: planted faults are seen here."""
+
+    class Library:
+        def call(self, **given):
+            try:
+                return is_one_of(**given)
+            except Exception as error:
+                raise CallFailed(RAISED, str(error)) from error
+
+    monkeypatch.setattr(math_verify, "_library", Library())
 
 
 def rows_of(table: str) -> list[dict]:
@@ -116,6 +135,9 @@ ASKED = [
     ("Which is larger, $x^2+1$ or $x^2-1$?", "\\boxed{x^2 + 1}", "x^2+1", 1),
     ("Write $y = 2x + 1$ as $ax + by = c$.", "\\boxed{y=2x+1}", "2x-y=-1", 0),
     ("Write $y = 2x + 1$ as $ax + by = c$.", "\\boxed{-2x+y=1}", "2x-y=-1", 1),
+    ("Simplify $x+x$.", "\\boxed{x+x}", "2x", 0),
+    ("How many?", "#### 5 in a box", "5", 1),
+    ("How many?", "There are 5 in the box.", "5", 1),
     ("Is it (0.5, 1) or (1, 2)?", "\\boxed{(0.5, 1)}", "(\\frac{1}{2}, 1)", 1),
     ("How much is 50% of 3?", "\\boxed{1.5}", "\\frac{3}{2}", 1),
 ]  # fmt: skip
@@ -124,6 +146,47 @@ ASKED = [
 @pytest.mark.parametrize(("question", "response", "answer", "score"), ASKED)
 def test_the_question_again_is_no_answer(question, response, answer, score):
     assert math_verify_reward(response=response, answer=answer, question=question) == score
+
+
+SIGNS = {
+    sign: Fraction(unicodedata.numeric(sign)).limit_denominator(10) for sign in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞⅐⅑⅒"
+}
+# Each way of a comparison, with its near miss; the same ways round.
+COMPARED = [
+    (r"50\%", "0.5", 1),
+    (r"0.5", r"50\%", 1),
+    (r"0.6", r"50\%", 0),
+    (r"50\%", r"50 \text{ cm}", 0),
+    (r"50 \text{ cm}", r"50\%", 0),
+    ("f(x)=x+1", "y=x+1", 1),
+    ("y=x+1", "f(x)=x+1", 1),
+    ("y=x+2", "f(x)=x+1", 0),
+    ("x=5", r"\{5\}", 1),
+    ("x=6", r"\{5\}", 0),
+    (r"x<2 \text{ and } x>1", "(1,2)", 1),
+    (r"x>1 \text{ and } x<2", "(1,2)", 1),
+    (r"x<2 \text{ and } x>1", "[1,2)", 0),
+    ("2x=2", "x=1", 0),
+    ("2y=4x", "y=2x", 1),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}", 1),
+    (r"\begin{pmatrix}1\\3\end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}", 0),
+    ("101_{2}", "101_{3}", 0),
+    ("101_b", "101_b", 1),
+    (r"\lceil x \rceil", r"\lceil x \rceil", 1),
+    (r"\lceil x \rceil", r"\lfloor x \rfloor", 0),
+    (r"\lceil x \rceil", "x", 0),
+    (r"-1\frac{1}{2}", "-1.5", 1),
+    (r"1\frac{1}{2}", "0.5", 0),
+]
+
+
+COMPARED += [(sign, f"{value.numerator}/{value.denominator}", 1) for sign, value in SIGNS.items()]
+
+
+@pytest.mark.parametrize(("response", "answer", "score"), COMPARED)
+def test_values_are_compared_in_each_form(response, answer, score):
+    boxed = rf"\boxed{{{response}}}"
+    assert math_verify_reward(response=boxed, answer=answer) == score
 
 
 def test_arithmetic_that_is_not_worked_out_is_refused_where_the_question_is_not_known():

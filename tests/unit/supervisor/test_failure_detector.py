@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from realsys.supervisor.health.failure_detector import LOST_S, SETTLE_S, FailureDetector
+from realsys.supervisor.health.late_evidence import MARGIN_S, LateEvidence
+from realsys.supervisor.health.worker_leases import WorkerLeases
 
 ALL = {"a": "n1", "b": "n1", "c": "n2", "d": "n2"}
 
@@ -56,6 +60,9 @@ def test_a_whole_node_is_lost_at_once() -> None:
     detector.look(ALL, now_s=0.0)
     detector.look(without("a", "b"), now_s=1.0)
     assert detector.look(without("a", "b"), now_s=5.0).lost == ("a", "b")
+    detector = FailureDetector()  # also where there is no other
+    detector.look(without("c", "d"), now_s=0.0)
+    assert detector.look({}, now_s=1.0).frozen == ""
 
 
 def test_many_leases_of_several_hosts_point_to_the_store() -> None:
@@ -108,3 +115,24 @@ def test_a_worker_that_left_and_is_back_under_its_name_has_lost_no_lease() -> No
     back = dict.fromkeys(ALL, "old") | {"b": "new"}
     assert detector.look(ALL, now_s=1.0, leases=back).frozen == ""
     assert detector.anew_since_s == {}
+
+
+def test_who_is_started_anew_is_forgotten_alone() -> None:
+    states = {"a": object(), "b": object()}
+    leases = SimpleNamespace(
+        registered={"a": "old"}, _former={}, statuses=states, detector=FailureDetector()
+    )
+    WorkerLeases.forget(leases, "a")  # type: ignore[arg-type]
+    assert (leases.statuses, leases._former) == ({"b": states["b"]}, {"a": "old"})
+
+
+def test_evidence_is_waited_for_as_long_as_leases_may_be_in_doubt() -> None:
+    leases = SimpleNamespace(detector=FailureDetector(), is_frozen=False)
+    evidence = SimpleNamespace(timeout_s=None, leases=leases)
+    wait_s = LateEvidence._wait_s(evidence, 8)  # type: ignore[arg-type]
+    assert wait_s > LOST_S + MARGIN_S
+    leases.is_frozen = True
+    frozen_s = LateEvidence._wait_s(evidence, 8)  # type: ignore[arg-type]
+    assert frozen_s - wait_s == SETTLE_S + MARGIN_S
+    evidence.timeout_s = 0.1
+    assert LateEvidence._wait_s(evidence, 8) == 0.1  # type: ignore[arg-type]

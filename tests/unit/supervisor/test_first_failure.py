@@ -14,6 +14,7 @@ from realsys.supervisor.health.first_failure import (
     describe_exit,
     log_tail,
     order_failures,
+    watchdog_words,
 )
 from realsys.supervisor.health.peer_failures import SECONDARY_KINDS, is_secondary
 from realsys.transport.messages import error_to_info, info_to_error
@@ -157,6 +158,12 @@ def test_an_own_timeout_is_told_with_whom_it_waited_for(tmp_path, caplog):
 
 
 # ---- log tails ------------------------------------------------------------------------------------
+
+
+def test_words_of_the_watchdog_begin_with_the_first_that_is_known():
+    line = "[rank 1] ncclRemoteError: remote process exited "
+    assert watchdog_words(["all is well", line]) == line.strip().removeprefix("[rank 1] ")
+    assert watchdog_words(["all is well", "Connection reset by peer"]) == ""
 
 
 def test_the_last_lines_of_a_log(tmp_path):

@@ -136,5 +136,7 @@ def test_a_rank_in_a_collective_is_not_blamed_while_another_computes():
     assert judge_stalls({MODEL: waits, "model_worker/1": waits}, recovering=set()).fatal
     elsewhere = WorkerStatus(state="running", stalled_s=700.0, stalled_where="loop (reward.py:7)")
     assert judge_stalls({MODEL: elsewhere, "model_worker/1": works}, recovering=set()).fatal
+    both = {MODEL: waits, "model_worker/1": works, "model_worker/2": elsewhere}
+    assert judge_stalls(both, recovering=set()).fatal
     too_long = WorkerStatus(state="running", stalled_s=1801.0, stalled_where=where)
     assert judge_stalls({MODEL: too_long, "model_worker/1": works}, recovering=set()).fatal

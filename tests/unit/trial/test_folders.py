@@ -18,13 +18,14 @@ from launcher.sites.clusters import check_store
 from launcher.sites.places import user_name
 from launcher.slurm.doctor.doctor import folder_findings
 from realsys.api.cluster import ClusterSpec
-from realsys.api.errors import ClusterError
+from realsys.api.errors import ClusterError, ConfigError
 from realsys.trial import folders
 from realsys.trial.folders import (
     ANYBODY,
     OWN_PREFIX,
     FolderFacts,
     above,
+    absolute_root,
     check_folders,
     check_trial,
     is_shared,
@@ -64,6 +65,20 @@ def test_who_could_exchange_what_lies_in_a_folder(
     found, fix = weakness(replace(MINE, **changes), uid=ME, shared=shared)  # type: ignore[arg-type]
     assert (what in found) if what else not found
     assert bool(found) == bool(fix)
+
+
+def test_the_owner_of_an_open_folder_is_told_to_close_it() -> None:
+    open_to = {"open_to": ANYBODY, "sticky": True}
+    for owner, words in ((ME, "run: chmod go-w"), (ROOT, "ask root for: chmod go-w")):
+        _, fix = weakness(replace(MINE, owner=owner, **open_to), uid=ME, shared=False)  # type: ignore[arg-type]
+        assert fix.startswith(words)
+
+
+@pytest.mark.parametrize("root", ["", " ", "/a\0b", "/a\udcff"])
+def test_a_root_that_cannot_be_a_path_is_refused(root: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        absolute_root(root)
+    assert refused.value.where == "file_root"
 
 
 @pytest.mark.parametrize(

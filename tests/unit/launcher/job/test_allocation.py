@@ -7,6 +7,7 @@ from datetime import datetime
 
 import pytest
 
+from launcher.job.groups import _common_resources
 from launcher.job.job_allocation import Allocation, JobRequest, allocate
 from launcher.job.task_placement import NodeShape, TaskDemand, place
 from launcher.job.times import effective_limit
@@ -669,3 +670,17 @@ def test_sizes_that_waste_nodes_are_told_with_how_few_there_could_be():
         f"{component.name}: its tasks take 167 nodes as we place them, and no fewer than 150 in any way: "
         "sizes of tasks that divide a node waste none"
     )
+
+
+def test_what_a_node_of_either_partition_has() -> None:
+    other = replace(GPU, nodes=2, cpus=96, threads_per_core=2, gpus=4, nodelist="m1")
+    assert _common_resources([GPU, replace(other, features=("ib", "fast"))]) == replace(
+        GPU,
+        nodes=2,
+        threads_per_core=2,
+        gpus=4,
+        nodelist="n[1-4],m1",
+        features=("ib", "nvme", "fast"),
+    )
+    unlike = _common_resources([GPU, CPU])
+    assert (unlike.nodelist, unlike.max_time, unlike.gpu_type, unlike.gpus) == (None,) * 3 + (0,)

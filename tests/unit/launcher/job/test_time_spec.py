@@ -45,13 +45,15 @@ def test_a_moment_is_read_as_slurm_reads_it(text, normal):
 def test_minutes_and_seconds_are_warned_of_where_hours_were_probably_meant():
     limit = parse_time_limit("1:30")
     assert limit.warning == ("--time 1:30 is 1 min 30 s, so 2 min; for 1 h 30 min write 1:30:00")
-    assert parse_time_limit("90:00").warning is None
+    assert parse_time_limit("59:30").warning
+    assert parse_time_limit("60:00").warning is None
     assert parse_time_limit("1:30:00").warning is None
 
 
 @pytest.mark.parametrize(
     ("text", "fix"),
     [
+        ("2H", "Slurm knows no units: write 02:00:00"),
         ("2h", "Slurm knows no units: write 02:00:00"),
         ("3600s", "Slurm knows no units: write 01:00:00"),
         ("90s", "Slurm knows no units: write 00:02:00"),

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.slurm.query.job_query import CachedAnswer, JobInfo
 from launcher.trials import job_board
-from launcher.trials.job_board import NEWS_AGE_S, WATCH_AGE_S, JobBoard
+from launcher.trials.job_board import NEWS_AGE_S, WATCH_AGE_S, JobBoard, _keys
 from launcher.trials.status import trial_view
 from launcher.trials.submission import Submission
 from realsys.trial.records import AttemptRecord, ExitMarker, Result, TrialFiles, write_record
@@ -183,3 +183,12 @@ def test_a_run_that_ends_while_slurm_is_asked_does_not_look_lost(tmp_path):
 
     view = trial_view(files, board=JobBoard(query=ends_meanwhile))
     assert view.state is State.COMPLETED
+
+
+def test_jobs_of_a_named_cluster_are_asked_of_that_one() -> None:
+    """An empty name is that of slurm.conf; None is not recorded."""
+    told = {"job_id": "9", "scheduler": "slurm", "host": "login", "after_attempt": 0, "at": 1.0}
+    assert _keys(Submission(**told)) == ["9"]  # type: ignore[arg-type]
+    for cluster, wanted in ((None, ["9", "10"]), ("", ["9;", "10;"]), ("c", ["9;c", "10;c"])):
+        asked = Submission(**told, job_ids=("9", "10"), cluster=cluster)  # type: ignore[arg-type]
+        assert _keys(asked) == wanted

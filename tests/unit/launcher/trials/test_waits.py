@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from launcher.trials.explain import MASTER, MAX_CHAINS, explain, wait_chains
+from launcher.trials.render import _where
 from launcher.trials.trial_view import TrialView, WorkerView
 from realsys.trial.records import Progress
 from realsys.trial.trial_state import State
@@ -49,6 +52,9 @@ def test_a_circle_is_called_one():
     )
     (_, chain) = wait_chains(found)
     assert chain.endswith("→ model_worker/0 (tensors of b): a cycle")
+    found = view(*found.workers, worker(2, waits_for="model_worker/1"), ref_inf="model_worker/2")
+    (_, chain) = wait_chains(found)  # that its first worker is not in
+    assert chain.endswith("→ model_worker/1 (tensors of a): a cycle")
 
 
 def test_one_that_does_not_run_at_the_end_is_named_with_its_state():
@@ -67,3 +73,9 @@ def test_what_the_master_waits_for_is_told():
     why = "no episode has succeeded for 4 min: no generation server is well (200 of 200 failures)"
     master = WorkerView(worker=MASTER, state="running", seconds_in_state=9.0, waits_for=why)
     assert f"{MASTER} waits: {why}" in list(explain(view(master)))
+
+
+def test_a_phase_is_named_where_there_are_several() -> None:
+    one = replace(view(), phases=("main",), phase="main")
+    assert _where(one) == ""
+    assert "phase sft (1 of 2)" in _where(replace(one, phases=("sft", "main"), phase="sft"))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from realsys.rollout.conversation.stop_cut import cut_at_stop
+from realsys.rollout.conversation.stop_cut import before_stops, cut_at_stop
 
 PIECES = [
     b"a",
@@ -52,6 +52,11 @@ def test_the_token_that_completes_a_stop_text_is_the_last(
     tokens: list[int], stops: list[str], count: int, stop: str
 ) -> None:
     assert cut_at_stop(tokens, stops, decode) == (count, stop)
+
+
+def test_the_beginning_of_a_stop_text_is_held_back() -> None:
+    told = {text: before_stops(text, ["END", "STOP"]) for text in ("abE", "abN", "abEN", "aENDb")}
+    assert told == {"abE": "ab", "abN": "abN", "abEN": "ab", "aENDb": "a"}
 
 
 def test_a_long_answer_is_decoded_a_few_times() -> None:
