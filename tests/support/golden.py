@@ -1,21 +1,23 @@
 """Texts that people read, compared whole with ``golden.txt`` beside the test: rewording one is one command.
 
-``with golden.raises(ConfigError): ...`` is `pytest.raises` that also compares the error's text;
-``golden.check(text)`` compares a text, a finding or an error, ``golden.line(text, "fix")`` the lines of a long
-one that hold a word. ``pytest --write-golden tests/unit/launcher`` writes what is told now: read its diff.
+``with golden.raises(ConfigError): ...`` is `pytest.raises` that also compares the error's text.
+``golden.check(text)`` compares a text, a finding or an error; ``golden.line(text, "fix")`` the lines of a
+long one that hold a word. ``pytest --write-golden tests/unit/data`` writes what is told now: read its diff.
 A text that no test tells, or that differs, fails. Not for numbers, states and names that a test is about,
 which stay in asserts, and not for output that differs between runs or machines.
 
-A line is ``test[case] 2: text``: the second text of that test. Where and fix of an error follow on its line.
-Paths of a run, ports, pids and addresses in memory are replaced by their kind.
+A line is ``test[case] 2: text``: the second text of that test; where and fix of an error follow on it.
+Paths of a run, ports, pids, line numbers and addresses in memory are replaced by their kind.
 """
 
 from __future__ import annotations
 
 import fcntl
+import getpass
 import re
+import socket
 import tempfile
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +26,7 @@ from typing import TypeVar
 import pytest
 
 NAME = "golden.txt"
+SAID = ("what", "why", "reason", "reason_words", "where", "fix")  # fields of findings
 HEAD = (
     "# What the tests of this folder are told. `pytest --write-golden` on the folder renews it.\n"
 )
@@ -35,7 +38,12 @@ _REPLACED = (
     (re.compile(re.escape(str(Path(__file__).parents[2]))), "CHECKOUT"),
     (re.compile(r"(127\.0\.0\.1|localhost|0\.0\.0\.0|\[::1?\]):\d+"), r"\1:PORT"),
     (re.compile(r"\bpid \d+"), "pid PID"),
+    (re.compile(r"(\w\.py):\d+"), r"\1:LINE"),
     (re.compile(r"\b0x[0-9a-f]{8,}"), "ADDRESS"),
+    (re.compile(r"\b(?=\d*[a-f])(?=[a-f]*\d)[0-9a-f]{12,}\b"), "HASH"),
+    (re.compile(r"[^\s(]*/lib/python3\.\d+/[^\s,]+, line \d+"), "LIBRARY"),
+    (re.compile(rf"\b(on |where: ){re.escape(socket.gethostname())}\b"), r"\1HOST"),
+    (re.compile(rf"/runs/{re.escape(getpass.getuser())}\b"), "/runs/USER"),
     (re.compile(r"\n  where: "), " | where: "),
     (re.compile(r"\n  fix:   "), " | fix: "),
 )
@@ -74,13 +82,11 @@ class _Running:
 
     def end(self) -> None:
         """A test that has passed has told all its texts."""
-        if self.is_written:
-            if self.texts or self.golden.exists():
-                _write(self)
-            return
         known = _read(self.golden).get(self.file.name, {})
-        left = [key for key in known if _test_of(key) == self.name and key not in self.texts]
-        if left:
+        mine = {key: text for key, text in known.items() if _test_of(key) == self.name}
+        if self.is_written and mine != self.texts:
+            _change(self.golden, self.file.name, lambda key: _test_of(key) == self.name, self.texts)
+        elif left := mine.keys() - self.texts.keys():
             pytest.fail(f"{self.golden} has texts that are not told any more: {', '.join(left)}")
 
 
@@ -118,13 +124,13 @@ def _text(told: object) -> str:
             return str(told.value)
         case str() | BaseException():
             return str(told)
-        case object(what=what, where=where, fix=fix):
-            return f"{what}\n  where: {where}\n  fix:   {fix}"
         case Mapping():
             return "\n".join(f"{name}: {_text(value)}" for name, value in told.items())
         case Iterable():
             return "\n".join(map(_text, told))
-    return str(told)
+    parts = {name: getattr(told, name) for name in SAID if getattr(told, name, None)}
+    assert parts, f"no text in {told!r}"
+    return "".join(f" | {name}: {said}" for name, said in parts.items()).removeprefix(" | ")
 
 
 def _plain(text: str, base: Path) -> str:
@@ -133,11 +139,14 @@ def _plain(text: str, base: Path) -> str:
     for pattern, by in _REPLACED:
         text = pattern.sub(by, text)
     lines = (one.rstrip() for one in re.split("[\n\r]", text))
-    return "\n".join(
-        "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in one)
-        for one in lines
-        if one
-    )
+    return "\n".join(_shortened(one) for one in lines if one)
+
+
+def _shortened(one: str) -> str:
+    """A line without the middle of what is longer than anybody reads, as printable characters."""
+    if len(one) > 400:
+        one = f"{one[:200]} … {len(one)} characters … {one[-60:]}"
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in one)
 
 
 def _test_of(key: str) -> str:
@@ -146,7 +155,11 @@ def _test_of(key: str) -> str:
 
 def _read(path: Path) -> Texts:
     if path not in _cache:
-        _cache[path] = _parsed(path.read_text(encoding="utf-8")) if path.exists() else {}
+        _cache[path] = {}
+        if path.exists():
+            with path.open(encoding="utf-8") as golden:
+                fcntl.flock(golden, fcntl.LOCK_SH)
+                _cache[path] = _parsed(golden.read())
     return _cache[path]
 
 
@@ -178,31 +191,18 @@ def _written(texts: Texts) -> str:
     return "".join(parts)
 
 
-def _change(path: Path, file: str, keep: Iterable[str] | None, new: Mapping[str, str]) -> None:
-    """Several processes may write texts of one folder."""
+def _change(path: Path, file: str, old: Callable[[str], bool], new: Mapping[str, str]) -> None:
+    """Puts texts of a file in place of old ones; several processes may write those of a folder."""
     with path.open("a+", encoding="utf-8") as golden:
         fcntl.flock(golden, fcntl.LOCK_EX)
         golden.seek(0)
         texts = _parsed(golden.read())
-        old = texts.get(file, {})
-        texts[file] = {k: v for k, v in old.items() if keep is None or k in keep} | dict(new)
+        left = {key: text for key, text in texts.get(file, {}).items() if not old(key)}
+        texts[file] = left | dict(new)
         texts = {name: told for name, told in texts.items() if told}
         golden.truncate(0)
         golden.write(_written(texts))
-        golden.flush()
     _cache.pop(path, None)
-    if not texts:
-        path.unlink()
-
-
-def _write(test: _Running) -> None:
-    old = _read(test.golden).get(test.file.name, {})
-    mine = {key: text for key, text in old.items() if _test_of(key) == test.name}
-    if mine != test.texts:
-        _cache.pop(test.golden, None)
-        old = _read(test.golden).get(test.file.name, {})
-        others = [key for key in old if _test_of(key) != test.name]
-        _change(test.golden, test.file.name, others, test.texts)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -241,4 +241,4 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if gone and not config.getoption("write_golden"):
                 raise pytest.UsageError(f"{golden}: no test tells {file}::{', '.join(gone)}")
             if gone:
-                _change(golden, file, [key for key in texts if key not in gone], {})
+                _change(golden, file, gone.__contains__, {})

@@ -5,6 +5,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import golden
 import msgspec
 import pytest
 from virtual_time import run_virtually
@@ -206,7 +207,7 @@ def test_servers_are_used_once_they_were_checked(tmp_path):
         async with Cluster(tmp_path) as cluster:
             early = await cluster.ask("r0", wait_s=0.0)
             assert early.server == -1
-            assert "generation_server/1: is being checked" in early.why
+            golden.check(early.why)
             reply = await cluster.ask("r0", wait_s=1.0)
             assert (reply.server, reply.url, reply.version) == (0, "https://s0:1", 0)
             assert cluster.events("server_up") == [("server_up", 0), ("server_up", 1)]
@@ -265,7 +266,7 @@ def test_asking_again_ends_the_former_wait(run):
         await asyncio.sleep(0.1)
         again = asyncio.create_task(cluster.ask("b", wait_s=30.0))
         await asyncio.sleep(0.1)
-        assert (await former).why == "it was asked again"
+        golden.check((await former).why)
         await cluster.done("a", 0)
         assert (await again).server == 0
         assert cluster.manager.view().running == {0: 1}
@@ -279,7 +280,7 @@ def test_giving_up_ends_a_wait_and_frees_a_server(run):
         waiting = asyncio.create_task(cluster.ask("b", wait_s=30.0))
         await asyncio.sleep(0.1)
         await cluster.done("b", -1)
-        assert (await waiting).why == "it was given up"
+        golden.check((await waiting).why)
         await cluster.done("a", -1)
         assert cluster.manager.view().running == {0: 0}
 
@@ -642,7 +643,7 @@ def test_a_manager_that_is_started_again_asks_the_servers(run):
 
 def test_weights_that_can_not_be_read_are_refused(run):
     async def test(cluster: Cluster) -> None:
-        with pytest.raises(ProtocolError, match="WeightSource"):
+        with golden.raises(ProtocolError):
             await cluster.manager.handle(rm.NewWeights(source=b"\xc1"))
 
     run(test)

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import golden
 import pytest
 from stand_in_slurm import make_plan, program, wait_until, write_plan
 
@@ -234,16 +235,9 @@ def test_an_srun_that_complains_at_once_is_heard(make, monkeypatch):
 
 def test_an_srun_that_is_not_there_is_a_cluster_error_with_a_fix(make, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    with pytest.raises(ClusterError) as caught:
+    with golden.raises(ClusterError) as caught:
         make().start()
-    assert caught.value.what == (
-        "srun can't be started: [Errno 2] No such file or directory: 'srun'"
-    )
     assert caught.value.where == "step model_worker"
-    assert caught.value.fix == (
-        "srun must be on PATH on compute nodes: check with `realsys doctor`, or set it by `setup:` "
-        "or `modules:` in the cluster spec"
-    )
 
 
 def test_a_start_that_fails_midway_ends_what_it_has_started(make):
@@ -258,9 +252,8 @@ def test_a_start_that_fails_midway_ends_what_it_has_started(make):
         return found
 
     trial.steps._start = start_one
-    with pytest.raises(ClusterError) as caught:
+    with golden.raises(ClusterError):
         trial.steps.start(trial.phase)
-    assert caught.value.what == "the plan places model_worker on 2 nodes, the job has 1"
     assert started == ["master_worker", "model_worker"]
     assert process_start(int((trial.bin / "pid").read_text())) is None
 
@@ -414,7 +407,7 @@ def test_a_worker_is_added_on_the_node_with_the_fewest_of_its_kind(make):
 def test_a_worker_with_gpus_is_added_in_the_place_of_one_that_left(make):
     trial = make(step=GPUS).srun(LATER)
     first, second = trial.start()
-    with pytest.raises(ClusterError, match="no GPU of the job is free for model_worker/2"):
+    with golden.raises(ClusterError):
         trial.steps.add("model_worker/2", like=first, running=[first, second], left=[])
     place = TaskPlace(cpus=(1,), gpu_ids=("3",), devices="0")
     write_record(trial.files.place_of("model_worker/1"), place)
@@ -424,7 +417,7 @@ def test_a_worker_with_gpus_is_added_in_the_place_of_one_that_left(make):
     assert read_record(TaskPlace, trial.files.place_of("model_worker/2")) == place
     argv = json.loads(trial.files.steps.read_text().splitlines()[-1])["argv"]
     assert argv[-3:] == ["--first-index=2", "--restart=1", "--like=0"]  # it keeps to that place
-    with pytest.raises(ClusterError, match="no GPU of the job is free for model_worker/3"):
+    with golden.raises(ClusterError):
         trial.steps.add("model_worker/3", like=first, running=[first, added], left=[second])
 
 
@@ -508,11 +501,8 @@ def test_a_job_of_the_layout_split_holds_its_own_component(tmp_path):
 
 def test_outside_a_batch_step_there_are_no_nodes(tmp_path):
     job = make_plan(tmp_path, layout=JobLayout.HET).job
-    with pytest.raises(ClusterError) as caught:
+    with golden.raises(ClusterError):
         component_nodes(job, {"SLURM_JOB_NODELIST_HET_GROUP_0": "n1"})
-    assert caught.value.what == "SLURM_JOB_NODELIST_HET_GROUP_1 is not set"
-    assert caught.value.where == "environment of the batch step"
-    assert caught.value.fix == "the supervisor must run as the batch script of the trial's job"
 
 
 # ---- steps that can't start ------------------------------------------------------------------------
