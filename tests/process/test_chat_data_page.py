@@ -69,6 +69,6 @@ def test_what_is_asked_has_the_system_prompt(module_trials: Trials, folder: Path
     given = (*in_folder(folder, words[1:]), "task.eval_size=8")
     shown = module_trials.run("data", "show", words[0], *given)
     assert shown.returncode == 0, shown.stderr
-    assert "template        the tokenizer's chat template" in shown.stdout
+    assert "tokenizer's chat template" in shown.stdout
     asked = "<|system|>You write words backwards.<eos>\n<|user|>Backwards: aab<eos>\n<|assistant|>"
     assert f"{asked}\nknown answer: baa" in shown.stdout

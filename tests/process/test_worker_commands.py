@@ -146,7 +146,7 @@ def test_what_nobody_understands_is_told_at_once(steered: Steered) -> None:
     kill_everything(steered.files)
     done = steered.trials.run("tell", "ppo-math/run", "model_worker/0", "pause")
     assert done.returncode != 0
-    assert "only workers of a running trial accept commands" in done.stderr
+    assert "trial accept commands" in done.stderr
 
 
 def test_a_whole_run_ends_with_a_goodbye_of_everybody(trials: Trials, tiny_policy: Path) -> None:

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import fcntl
 import getpass
+import platform
 import re
 import socket
+import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -34,11 +36,22 @@ _ENTRY = re.compile(r"(?P<key>[\w:]+(\[.*?\])?( \d+)?):( (?P<text>.*))?")
 _FILE = re.compile(r"[\w.]+\.py")
 _REPLACED = (
     (re.compile(r"\x1b\[[0-9;]*m"), ""),
-    (re.compile(rf"{re.escape(tempfile.gettempdir())}/pytest-of-\w+/pytest-\d+(/[\w-]+)?"), "TMP"),
+    (re.compile(re.escape(sys.prefix)), "VENV"),
     (re.compile(re.escape(str(Path(__file__).parents[2]))), "CHECKOUT"),
-    (re.compile(r"(127\.0\.0\.1|localhost|0\.0\.0\.0|\[::1?\]):\d+"), r"\1:PORT"),
+    (
+        re.compile(
+            rf"{re.escape(tempfile.gettempdir())}/(pytest-of-\w+/pytest-\d+(/[\w-]+)?|[\w.-]+)"
+        ),
+        "TMP",
+    ),
+    (re.compile(r"((127\.0\.0\.1|localhost|0\.0\.0\.0|\[::1?\])(:|'?, ))\d+"), r"\1PORT"),
+    (re.compile(r"/dev/fd/\d+"), "/dev/fd/N"),
+    (re.compile(r"/proc/\d+/fd/-?\d+"), "/proc/PID/fd/N"),
+    (re.compile(rf"\b{re.escape(platform.release())}\b"), "KERNEL"),
+    (re.compile(r"before='[^']*'"), "before='MOMENT'"),
     (re.compile(r"\bpid \d+"), "pid PID"),
     (re.compile(r"(\w\.py):\d+"), r"\1:LINE"),
+    (re.compile(r'(\w\.py", line )\d+'), r"\1N"),
     (re.compile(r"\b0x[0-9a-f]{8,}"), "ADDRESS"),
     (re.compile(r"\b(?=\d*[a-f])(?=[a-f]*\d)[0-9a-f]{12,}\b"), "HASH"),
     (re.compile(r"[^\s(]*/lib/python3\.\d+/[^\s,]+, line \d+"), "LIBRARY"),
@@ -125,11 +138,16 @@ def _text(told: object) -> str:
         case str() | BaseException():
             return str(told)
         case Mapping():
-            return "\n".join(f"{name}: {_text(value)}" for name, value in told.items())
+            return "\n".join(f"{_text(name)}: {_text(value)}" for name, value in told.items())
+        case tuple() if not all(isinstance(one, str) for one in told):
+            return ", ".join(map(_text, told))
+        case set() | frozenset():
+            return "\n".join(sorted(map(_text, told)))
         case Iterable():
             return "\n".join(map(_text, told))
     parts = {name: getattr(told, name) for name in SAID if getattr(told, name, None)}
-    assert parts, f"no text in {told!r}"
+    if not parts:
+        return str(told)
     return "".join(f" | {name}: {said}" for name, said in parts.items()).removeprefix(" | ")
 
 
@@ -147,6 +165,11 @@ def _shortened(one: str) -> str:
     if len(one) > 400:
         one = f"{one[:200]} … {len(one)} characters … {one[-60:]}"
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in one)
+
+
+def _name(nodeid: str) -> str:
+    """A test as it stands before ``: `` in a golden file."""
+    return nodeid.partition("::")[2].replace(": ", ":")
 
 
 def _test_of(key: str) -> str:
@@ -213,10 +236,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     global _running
-    _, _, name = item.nodeid.partition("::")
     base = item.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
     is_written = item.config.getoption("write_golden")
-    _running = running = _Running(item.path, name, base, is_written)
+    _running = running = _Running(item.path, _name(item.nodeid), base, is_written)
     try:
         yield
     finally:
@@ -231,7 +253,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     tests: dict[Path, set[str]] = {}
     for item in items:
-        tests.setdefault(item.path, set()).add(item.nodeid.partition("::")[2])
+        tests.setdefault(item.path, set()).add(_name(item.nodeid))
     for golden in sorted({path.parent / NAME for path in tests}):
         for file, texts in _read(golden).items():
             there = tests.get(golden.parent / file)

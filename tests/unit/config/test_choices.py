@@ -476,7 +476,7 @@ def test_an_experiment_s_choice_in_plan_options_and_report() -> None:
         max_staleness=4, servers=Servers(count=2)
     )
     plan = make_plan("chosen", ["schedule=detached"], trial="a")
-    golden.check(plan.warnings)
+    golden.line(plan.warnings, "schedule")
     shown = {row.name: row for row in option_rows(plan.options, "chosen")}
     assert (shown["schedule.kind"].value, shown["schedule.kind"].default) == ("detached", "async")
     golden.check(shown["schedule.kind"].meaning)
@@ -507,12 +507,12 @@ def test_verbs(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["properties"]["seed"]["default"] == 7
     assert run(["graph", "chosen"]) == 0
     assert run(["experiments"]) == 0
-    assert "Trains, as its schedule says." in capsys.readouterr().out
+    assert "as its schedule" in capsys.readouterr().out
     assert completion.candidates(["plan", "chosen", "schedule"]) == ["schedule.", "schedule="]
     assert completion.candidates(["plan", "chosen", "schedule=a"]) == ["schedule=async"]
     assert completion.candidates(["plan", "chosen", "schedule.s"]) == ["schedule.servers."]
     assert run(["plan", "chosen", "schedule=x"]) == 4
-    assert "no schedule called 'x'" in capsys.readouterr().err
+    golden.check(capsys.readouterr().err)
     assert run(["plan", "chosen", "mode=async"]) == 4
     golden.check(capsys.readouterr().err)
 

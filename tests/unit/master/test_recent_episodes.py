@@ -76,7 +76,7 @@ def test_the_error_names_the_most_frequent_failure() -> None:
         recent.note("w", tries, now_s=float(number))
     error = recent.fault(now_s=61.0)
     assert error is not None
-    assert "429 for 0-59 (" in error.what
+    golden.check(error)
     assert "schedule.failed_share" in error.fix
 
 

@@ -153,5 +153,6 @@ def test_an_engine_that_holds_another_type_than_its_backend_says_gives_nothing(t
     shards.models = world.publications._shards.models
     shards.sources = world.publications._shards.sources
     others = WeightPublications(shards, [world.config], worker=0, store=TensorStore())
-    with golden.raises(InternalError):
+    with pytest.raises(InternalError) as refused:
         others.publish(str(NAME), 0)
+    assert "torch.bfloat16" in refused.value.what

@@ -174,7 +174,7 @@ def test_whoever_stood_still_until_its_attempt_was_ended_is_over(hands: HandTime
     answers, heard = iter([lambda: FakeLease(end_late), ended]), Heard()
     with kept(lambda: next(answers)(), name="w/0", on_change=heard):
         hands.passes(1.0)
-    assert heard.changes[-1] == (LeaseStatus.EXPIRED, "attempt 1 was ended by its supervisor")
+    golden.check(heard.changes[-1])
 
 
 def test_keys_that_are_another_attempts_are_not_taken_anew(hands: HandTime):
@@ -184,7 +184,7 @@ def test_keys_that_are_another_attempts_are_not_taken_anew(hands: HandTime):
     answers, heard = iter([lambda: FakeLease(lose), stale]), Heard()
     with kept(lambda: next(answers)(), name="w/0", on_change=heard):
         hands.passes(1.0)
-    assert heard.changes == [(LeaseStatus.EXPIRED, "attempt 2 has taken over")]
+    golden.check(heard.changes)
 
 
 def test_a_broken_renewal_is_told(hands: HandTime):

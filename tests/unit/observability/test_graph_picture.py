@@ -153,5 +153,5 @@ def test_the_text_tells_the_hooks_of_a_call() -> None:
     )
     text = graph_text(experiment.with_prepared("sft", "/models/start").initial_setup().graph())
     golden.line(text, "before:")
-    assert "after: weights to ref@0 (eta 0.25)" in text
+    assert "ref@0 (eta 0.25)" in text
     assert "before" not in graph_text(ppo())

@@ -54,7 +54,7 @@ def test_scores_and_errors_arrive_as_they_were() -> None:
     assert isinstance(same, Score)
     assert list(same.parts) == ["b", "a"]
     assert isinstance(named, RewardError)
-    assert (named.what, named.where) == ("nan", "rule 'x' (on reward_worker/1)")
+    golden.check((named.what, named.where))
 
 
 def test_what_can_not_travel_is_refused_in_words() -> None:

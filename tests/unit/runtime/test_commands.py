@@ -128,7 +128,7 @@ def test_a_refusal_is_answered(runner):
     runner._on_command(dumps(command(Verb.PAUSE)))
     answer = runner.heartbeat.told[-1]
     assert (answer.last_command, answer.state) == ("c-pause", "ready")
-    assert answer.command_refused == "a model_worker takes no pause"
+    golden.check(answer.command_refused)
     runner._on_command(b"no command at all")
     assert runner.heartbeat.told[-1] is answer
 

@@ -114,7 +114,7 @@ def test_what_fails_is_told_and_stops_nothing(
     attempt(files, 1, "7", 0)
     assert skip_former_numbers(attempt(files, 2, "7", 0), os.environ) == SPARE
     (told,) = caplog.messages
-    golden.check(told)
+    assert told.startswith("step numbers")
     assert told.endswith(f"first={reason}")
 
 

@@ -192,9 +192,8 @@ def test_the_doctor_looks_at_trials_and_above_the_root(tmp_path: Path) -> None:
     (finding,) = folder_findings(str(root))
     assert finding.ok is False
     golden.check(finding)
-    assert "and 1 more folders" in finding.what
     root.parent.chmod(0o777)
-    assert above(root)[0] == (f"{root.parent} can be written by anybody", True)
+    golden.check(above(root)[0])
     assert [(f.name, f.ok) for f in folder_findings(str(root))][1] == ("folders above", False)
 
 

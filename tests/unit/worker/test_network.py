@@ -88,7 +88,7 @@ def test_an_interface_is_named_or_meant_by_its_subnet(interface):
 
 @pytest.mark.parametrize("interface", ["ib9", "203.0.113.0/24"])
 def test_an_interface_that_is_not_there_is_told_with_those_there_are(interface):
-    with golden.raises(ClusterError) as caught:
+    with pytest.raises(ClusterError) as caught:
         listening_address(cluster(interface=interface), "n[1-2]")
     assert caught.value.what == f"no network interface {interface!r} on {socket.gethostname()}"
     there = caught.value.fix.removeprefix("use one of ").split(", ")

@@ -83,7 +83,7 @@ def test_it_asks_and_needs_a_yes_where_nobody_can_be_asked(
     files, _ = make("run1")
     ended(files)
     assert run(["rm", "ppo-math/run1"]) == 2
-    assert "removing 1 trials needs confirmation" in capsys.readouterr().err
+    golden.check(capsys.readouterr().err)
     monkeypatch.setattr(sweep_verbs, "is_confirmed", lambda doing, question: False)
     assert run(["rm", "ppo-math/run1"]) == 0
     assert files.plan.exists()
@@ -133,7 +133,7 @@ def test_the_first_trial_of_a_sweep_stays_while_others_use_its_folder(
     assert dependent_trials(first) == ["ppo-math/sweep1-1", "ppo-math/sweep1-2"]
     assert dependent_trials(second) == dependent_trials(third) == []
     assert run(["rm", "ppo-math/sweep1-0", "--yes"]) == 1
-    assert "needed by ppo-math/sweep1-1, ppo-math/sweep1-2" in capsys.readouterr().err
+    golden.check(capsys.readouterr().err)
     assert run(["rm", "ppo-math/sweep1", "--yes"]) == 0  # all of it: the first one goes last
     assert list(first.root.parent.iterdir()) == []
 

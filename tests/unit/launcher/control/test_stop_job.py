@@ -140,10 +140,7 @@ def test_a_waiting_job_is_cancelled_and_who_did_it_is_noted(make):
     golden.check(trial.told)
     with closing(StatusReader(trial.files)) as reader:
         view = reader.view()
-    assert (view.state, view.reason) == (
-        State.STOPPED,
-        f"job 7 was cancelled by {user_name()} before it ran",
-    )
+    golden.check((view.state, view.reason))
 
 
 def test_all_waiting_jobs_of_the_layout_split_are_cancelled_at_once(make):
@@ -251,9 +248,8 @@ def test_a_cancellation_that_slurm_refuses_is_not_noted_as_done(make):
     trial = make()
     trial.job("PENDING")
     trial.cancelling("echo 'scancel: error: Kill job error on job id 7: Access denied' >&2; exit 1")
-    with pytest.raises(ClusterError) as caught:
+    with golden.raises(ClusterError):
         trial.stop()
-    assert caught.value.what == "scancel refused: Kill job error on job id 7: Access denied"
     assert read_submission(trial.files).cancelled_by == ""
     assert trial.told == []
 

@@ -109,9 +109,8 @@ def test_several_possible_meanings_are_listed(
 
 
 def test_a_long_list_is_cut() -> None:
-    with pytest.raises(ConfigError) as caught:
+    with golden.raises(ConfigError):
         files("", *(f"part{i:03}.csv" for i in range(50)))
-    assert caught.value.what.endswith("part011.csv (1 file, 1.0 MiB) and 38 more")
 
 
 @pytest.mark.parametrize(

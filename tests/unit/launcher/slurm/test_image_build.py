@@ -75,7 +75,7 @@ def test_install_refuses_an_unknown_kind_before_it_changes_anything():
         [FOLDER / "install", "trane"], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 2
-    assert "no lock of kind 'trane'" in done.stderr
+    golden.check(done.stderr)
     assert "train.txt" in done.stderr
 
 
@@ -122,7 +122,7 @@ def test_mistakes_are_told(tmp_path, monkeypatch):
     for runtime, ending in (("apptainer", "sif"), ("pyxis", "sqsh")):
         with golden.raises(ClusterError) as refused:
             build(site(tmp_path, runtime), recipe, timeout_s=60)
-        assert "--build-arg KIND=train --build-arg PYTHON=3.11" in refused.value.fix
+        golden.check(refused.value)
         assert refused.value.fix.endswith(f"{tmp_path}/images/{recipe.name}.{ending}")
 
 

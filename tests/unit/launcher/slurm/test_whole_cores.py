@@ -113,7 +113,6 @@ def test_tasks_that_would_starve_each_other_are_refused() -> None:
     found = run(ExperimentScheduling(master_worker=one_cpu(1), model_worker=one_cpu(8)), site(lone))
     (problem,) = found.problems
     golden.check(problem)
-    assert "7 tasks of model_worker (now 8)" in problem.fix
     eight = ExperimentScheduling(master_worker=one_cpu(1), model_worker=one_cpu(7))
     assert run(eight, site(lone)).job is not None
 
@@ -235,7 +234,7 @@ def test_jobs_of_a_split_trial_share_nodes_where_they_fit() -> None:
     found = run(scheduling, site(lone), layout="split")
     assert found.job is not None, found.problems
     (problem,) = run(scheduling, site(lone), layout="het").problems
-    assert "1 for master_worker and 1 for model_worker make 2 nodes" in problem.what
+    golden.check(problem)
 
 
 @pytest.mark.parametrize("more", [{"cpu": 5}, {"mem": 62_000}, {"gpu": 2}])

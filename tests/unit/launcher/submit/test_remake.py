@@ -353,9 +353,8 @@ def test_a_plan_that_this_code_would_not_make_is_not_changed(site: Site) -> None
 
     files = site.launched(change=of_other_code)
     before = everything(files.root)
-    with pytest.raises(ConfigError) as refusal:
+    with golden.raises(ConfigError) as refusal:
         site.resume(files, "task.max_prompt_len=256")
-    assert "phases.main.config.tensorboard was False, would be True" in refusal.value.what
     assert "revision abc123" in refusal.value.fix
     assert everything(files.root) == before
     assert site.resume(files) == read_plan(files.plan)
@@ -364,9 +363,8 @@ def test_a_plan_that_this_code_would_not_make_is_not_changed(site: Site) -> None
 def test_of_an_older_trial_with_resources_of_its_own_settings_stay(site: Site) -> None:
     files = site.launched("scheduling.model_worker.mem=5000")
     write_plan_text(files, lambda plan: plan["options"].pop("scheduling"))
-    with pytest.raises(ConfigError) as refusal:
+    with golden.raises(ConfigError):
         site.resume(files, "task.max_prompt_len=256")
-    assert "scheduling.mem was 5000, would be 8192" in refusal.value.what
 
 
 def write_plan_text(files: TrialFiles, change: Callable[[dict[str, Any]], Any]) -> None:
@@ -396,18 +394,14 @@ def test_time_partition_and_memory_of_the_job(site: Site) -> None:
     assert steps == {"model_worker": 9000, "master_worker": 2048}
     assert job_of(plan).requeue
     assert job_of(plan).begin is None
-    assert site.told == [
-        "scheduling.model_worker.mem: none → 9000",
-        "--partition: none → short",
-        "--time: none → 2:00:00",
-    ]
+    golden.check(site.told)
     assert plan.options["scheduling"] == {
         "all": {"time_limit": "2:00:00", "partition": "short"},
         "model_worker": {"mem": 9000},
     }
     again = site.resume(files, time="3:00:00")
     assert job_of(again).components[0].partition == "short"
-    assert site.told[-1] == "--time: 2:00:00 → 3:00:00"
+    golden.check(site.told[-1])
 
 
 def test_settings_of_the_launch_stay_with_the_job(site: Site) -> None:
@@ -428,7 +422,7 @@ def test_what_was_asked_of_the_first_start_alone_is_not_asked_again(site: Site) 
     tomorrow = site.resume(files, begin="now+1day", requeue=True)
     assert job_of(tomorrow).begin is not None
     assert job_of(tomorrow).requeue
-    assert site.told[-2:] == ["--requeue: false → true", "--begin: none → now+1day"]
+    golden.check(site.told[-2:])
     assert list(record_in(files).changes[-1].settings) == ["--requeue"]
     assert job_of(site.resume(files)).begin is None
 

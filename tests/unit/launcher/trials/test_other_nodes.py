@@ -103,7 +103,7 @@ def test_a_requeued_job_is_told_to_leave_the_lost_node_out(slurm, caplog):
     )
     leave_out("7", {"n2": "model_worker/1 there: silent"}, 2).join(240)
     told = calls(slurm, "scontrol")
-    assert told[0] == "show job --oneliner 7"
+    golden.check(told[0])
     assert told[1:] == ["update JobId=7 ExcNodeList=n[2,4]"] * 2
     golden.check(caplog.messages)
 
@@ -145,7 +145,6 @@ def test_a_resume_offers_the_others_with_the_evidence(tmp_path, monkeypatch):
     write_record(attempt.exit, LOST_N2)
     (told,) = exclusion_hints(files, "t/r")
     golden.check(told)
-    assert told.endswith("realsys resume t/r --exclude n[1-2]")
     write_record(attempt.record, replace(ATTEMPT, nodes=""))  # on one machine
     assert list(exclusion_hints(files, "t/r")) == []
 

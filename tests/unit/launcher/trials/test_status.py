@@ -192,7 +192,7 @@ def test_a_failure_names_worker_reason_and_repair(plan: LaunchPlan) -> None:
     )
     view = view_of(records(plan, attempt=attempt(), supervisor=DEAD, exit=marker))
     assert view.state is State.FAILED
-    assert view.reason == "model_worker/0 (pid 5 on n1): killed by SIGKILL"
+    golden.check(view.reason)
     assert (view.fix, view.step) == ("more memory", 7)
 
 

@@ -91,8 +91,7 @@ def with_limit(tmp_path, **partition):
 
 def test_a_launch_says_which_limit_it_has_got(tmp_path):
     (said,) = limit_lines(with_limit(tmp_path, default_time="30:00"))
-    told = "the partition's DefaultTime: none was requested"
-    assert said == f"time limit 00:30:00 (30 min), {told}"
+    golden.check(said)
     assert limit_lines(replace(make_plan(tmp_path), job=None)) == []
 
 

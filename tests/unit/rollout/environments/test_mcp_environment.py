@@ -88,7 +88,7 @@ def test_tools_are_listed_and_called_and_the_answer_is_scored(url, transport):
         environment = await listening(make, servers=url if transport == "http" else STDIO)
         functions = {tool["function"]["name"]: tool["function"] for tool in environment.tools()}
         assert sorted(functions) == ["add", "fail", "leave", "process", "wait"]
-        assert functions["add"]["description"] == "Adds two whole numbers."
+        assert "two whole numbers" in functions["add"]["description"]
         assert sorted(functions["add"]["parameters"]["properties"]) == ["a", "b"]
         added = await environment.call("add", {"a": 2, "b": 3})
         assert (added.text, added.done, added.reward) == ("5", False, 0.0)
