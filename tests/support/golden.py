@@ -32,7 +32,7 @@ SAID = ("what", "why", "reason", "reason_words", "where", "fix")  # fields of fi
 HEAD = (
     "# What the tests of this folder are told. `pytest --write-golden` on the folder renews it.\n"
 )
-_ENTRY = re.compile(r"(?P<key>[\w:]+(\[.*?\])?( \d+)?):( (?P<text>.*))?")
+_ENTRY = re.compile(r"(?P<key>\w+(::\w+)*(\[.*?\])?( \d+)?):( (?P<text>.*))?")
 _FILE = re.compile(r"[\w.]+\.py")
 _REPLACED = (
     (re.compile(r"\x1b\[[0-9;]*m"), ""),

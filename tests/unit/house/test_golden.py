@@ -32,11 +32,11 @@ def retell(folder: Path, name: str, texts: list[str]) -> None:
 
 def test_texts_are_kept_a_line_each_and_read_back(tmp_path: Path) -> None:
     write(tmp_path, "test_b[x: y]", "one: two", "three\n  four")
-    content = write(tmp_path, "test_a", "five")
+    content = write(tmp_path, "test_a", "1: five")
     assert content.splitlines()[2:] == [
-        "test_it.py", "test_a: five", "test_b[x: y]: one: two", "test_b[x: y] 2: three", "      four"
+        "test_it.py", "test_a: 1: five", "test_b[x: y]: one: two", "test_b[x: y] 2: three", "      four"
     ]  # fmt: skip
-    retell(tmp_path, "test_a", ["five"])
+    retell(tmp_path, "test_a", ["1: five"])
     assert "test_a" not in write(tmp_path, "test_a")
 
 
