@@ -426,5 +426,5 @@ def test_a_server_that_ends_is_waited_for_until_the_time_is_up():
     with served() as server, client_of(server) as client:
         assert_right(client)
         server.stop()
-        with golden.raises(WaitTimeout):
+        with pytest.raises(WaitTimeout, match="did not send"):
             get(client, "a", timeout_s=0.5)
