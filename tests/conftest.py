@@ -23,6 +23,7 @@ from realsys.worker.environment import strict_sums
 if TYPE_CHECKING:
     from real_trials import Trials
 
+pytest_plugins = ["golden"]
 WITHOUT_TRIALS = ("tests/unit", "tests/simulation")
 pytest.register_assert_rewrite(
     "live_runs", "name_resolve_cases", "real_trials", "runs_without_store"

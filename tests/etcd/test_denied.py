@@ -71,7 +71,7 @@ def test_a_new_password_is_read_from_its_file_by_who_is_connected(
         watch = store.watch(KEY)
         store.add(KEY, b"1")
         change_password(etcd, "second")
-        with pytest.raises(StoreDenied, match="does not know the user 'anna' with this password"):
+        with pytest.raises(StoreDenied, match="'anna'"):
             store.add(KEY, b"2", replace=True)
         write_password(spec, "second")
         retry_while_unavailable(
@@ -96,7 +96,7 @@ def test_who_is_not_let_in_at_the_start_is_told_at_once(
         tries.append(1)
         open_store(etcd.url, access=access)
 
-    with pytest.raises(StoreUnavailable, match="does not know the user 'anna'"):
+    with pytest.raises(StoreUnavailable, match="'anna'"):
         retry_while_unavailable(open_it, timeout_s=600, what="opening it", when_denied=False)
     assert len(tries) == 1
 
@@ -134,8 +134,8 @@ def test_a_run_goes_on_while_its_role_is_revoked_and_its_password_is_another(
     assert check_history(read_history(files.root)) == []
     log = files.attempt(1).log("master_worker/0").read_text()
     assert "publishing suspended" in log
-    assert "etcd does not let the user 'anna' do that" in log
-    assert "does not know the user 'anna' with this password" in log
+    assert "let the user 'anna'" in log
+    assert "the user 'anna' with" in log
 
 
 def goes_on(files: TrialFiles, *, num_steps: int = 8) -> None:

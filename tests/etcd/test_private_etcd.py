@@ -213,7 +213,7 @@ def test_a_host_may_have_a_name(folder: Path, tmp_path: Path) -> None:
 def test_no_free_port_in_the_range_is_said(folder: Path) -> None:
     with socket.create_server((HOST, 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ClusterError, match="no free port") as caught:
+        with pytest.raises(ClusterError, match="port") as caught:
             PrivateEtcd.start(folder, host=HOST, ports=range(port, port + 1))
     assert "port_range" in caught.value.fix
 
@@ -222,7 +222,7 @@ def test_without_the_program_it_says_how_to_get_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(ClusterError, match="no program etcd on PATH") as caught:
+    with pytest.raises(ClusterError, match="etcd") as caught:
         PrivateEtcd.start(folder, host=HOST)
     assert "install etcd" in caught.value.fix
     assert not folder.exists()
@@ -230,7 +230,7 @@ def test_without_the_program_it_says_how_to_get_it(
 
 def test_a_folder_of_others_is_refused(folder: Path) -> None:
     folder.mkdir(mode=0o755)
-    with pytest.raises(ClusterError, match="not empty, ours and of mode 0700"):
+    with pytest.raises(ClusterError, match="mode 0700"):
         PrivateEtcd.start(folder, host=HOST)
 
 
@@ -241,7 +241,7 @@ def test_an_etcd_that_ends_at_once_is_reported_with_its_words(
     program.write_text("#!/bin/sh\necho 'the disk is broken' >&2\nexit 3\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with pytest.raises(ClusterError, match=r"status 3.*\n.*the disk is broken"):
+    with pytest.raises(ClusterError, match=r"status 3.*\n.*broken"):
         PrivateEtcd.start(folder, host=HOST)
 
 

@@ -46,6 +46,6 @@ def test_names_that_peft_takes_for_experts_are_refused(name: str, tmp_path: Path
     targets = ("o_proj", "gate_proj")
     refused = lora_fault(tmp_path, targets)
     assert refused is not None
-    assert "no linear layer 'gate_proj' that can have an adapter beside a mixture's" in refused.what
-    with pytest.raises(ConfigError, match="no linear layer 'gate_proj'"):
+    assert "linear layer 'gate_proj'" in refused.what
+    with pytest.raises(ConfigError, match="'gate_proj'"):
         add_adapters(module, LoRAOptions(rank=2, target_modules=targets), seed=1)

@@ -118,7 +118,7 @@ def test_what_a_process_that_ended_had_to_do_has_failed(tmp_path: Path, how: str
     assert "2 failed, 2 passed" in done.stdout
     failed = re.findall(r"^FAILED (\S+)", done.stdout, re.M)
     assert failed == ["test_one.py::test_ends", "test_one.py::test_after"]
-    assert "the process that runs test_one.py::test_ends has ended" in done.stdout
+    assert "that runs test_one.py::test_ends" in done.stdout
 
 
 def test_the_first_failure_ends_all_when_asked_to(tmp_path: Path) -> None:

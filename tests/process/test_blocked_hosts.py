@@ -137,7 +137,7 @@ def test_who_blocks_is_failed_by_its_line_and_the_others_are_dropped(
         if blocker == "sleeper":  # where a busy loop is met is not certain
             assert f"line {line_of(line)}: {line.strip()})" in said
         assert "for 1 s" in said
-        assert said.endswith("use await, or asyncio.to_thread")
+        assert said.endswith("await, or asyncio.to_thread")
         for other in (before, behind):
             assert isinstance(other, EpisodeDropped)
             assert said in other.what
@@ -160,9 +160,9 @@ def test_who_does_not_end_in_time_is_failed_and_the_others_are_dropped(tmp_path:
             await asyncio.sleep(0.01)
         pass_time(100)
         other, late = await both
-        assert "was still running after 100 s" in str(late)
+        assert "running after 100" in str(late)
         assert isinstance(other, EpisodeDropped)
-        assert "did not end when cancelled: b" in other.what
+        assert "end when cancelled:" in other.what
 
     over_host(tmp_path, 3600, test)
 
@@ -273,7 +273,7 @@ def test_libraries_of_clients_are_imported_before_the_first_episode(tmp_path: Pa
     """Which would take its time within one, and hold up the others."""
 
     async def test(host: HostProcess) -> None:
-        with pytest.raises(ConfigError, match="No module named 'openai'"):
+        with pytest.raises(ConfigError, match="'openai'"):
             await host.run(order("a", "quick"), timeout_s=240)
 
     over_host(tmp_path, 60, test, function="asker")

@@ -126,7 +126,7 @@ def test_a_replay_trains_the_same_weights(module_trials: Trials, policy: Path) -
     assert view.state is State.COMPLETED, explain(files, view)
     told = module_trials.run("replay", "ppo-math-detached/once", "--trial", "again", timeout_s=240)
     assert told.returncode == 0, told.stderr
-    assert "actor: the same weights, bit for bit" in told.stderr
+    assert "the same weights," in told.stderr
     again = module_trials.files("ppo-math-detached", "again")
     assert trained_ids(again) == trained_ids(files)
     for role in ("actor", "critic"):

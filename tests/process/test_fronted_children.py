@@ -283,10 +283,10 @@ def test_a_child_that_is_gone_in_the_middle_of_new_weights(kind: str, tmp_path: 
             loads = next(path for path in STEPS[kind] if "rpc" in path or "disk" in path)
             child.deadly = {loads}
             child.heard.clear()
-            with pytest.raises(WorkerLost, match="was lost"):
+            with pytest.raises(WorkerLost, match="lost"):
                 await engine.update_weights(_from_trainers(tmp_path))
             assert child.heard[-1] == loads
-            with pytest.raises(WorkerLost, match="failed while it took version 3"):
+            with pytest.raises(WorkerLost, match="version 3"):
                 await engine.ended()
 
     asyncio.run(main())

@@ -93,9 +93,9 @@ def test_several_commands_then_the_tests(play: Any) -> None:
     )
     assert episode.reward == 1.0
     assert "The working folder holds poem.txt" in ask.shown[0]
-    assert "Commands run in /app;" in ask.shown[0]
+    assert "run in /app;" in ask.shown[0]
     assert "tool: one\ntwo\nthree\nhm\n(exit status 3)\n" in ask.shown[1]
-    assert "(there is no tool 'python', only bash)" in ask.shown[2]
+    assert "'python', only bash)" in ask.shown[2]
     assert ask.shown[3].count("(no output)") == 2
     expected = {
         "reward/written": 1.0, "reward/right": 1.0, "reward/no_verdict": 0.0, "turns": 4.0,
@@ -137,7 +137,7 @@ def test_a_long_output_is_cut_and_a_slow_command_ended(play: Any) -> None:
         call("seq 100000"), call("echo 3 > lines.txt; sleep 60"), "ok", output_chars=40, rule=slow
     )
     assert "characters left out)" in ask.shown[1]
-    assert "it was ended, as it took too long" in ask.shown[2]
+    assert "it was ended," in ask.shown[2]
     assert episode.reward == 1.0
 
 
@@ -150,9 +150,9 @@ def test_the_time_of_an_episode_leaves_time_for_the_tests(play: Any) -> None:
     episode, _ = play(call("echo 3 > lines.txt"), never, timeout_s=16.0)
     assert (episode.reward, episode.stats["out_of_time"]) == (1.0, 1.0)
     assert time.monotonic() - began < 60
-    with pytest.raises(WaitTimeout, match="no answer in the time of an episode"):
+    with pytest.raises(WaitTimeout, match="episode"):
         play(never, timeout_s=12.0)
-    with pytest.raises(ConfigError, match="of which its tests may take 10"):
+    with pytest.raises(ConfigError, match="tests may take 10"):
         play(timeout_s=10.0)
 
 

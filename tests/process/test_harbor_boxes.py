@@ -57,7 +57,7 @@ def test_a_script_is_scored_by_the_tests(rule: HarborTests, tmp_path: Path) -> N
     whole = HarborTests(fenced=False, disk=64)
     assert scores(whole, "echo 42 > answer.txt\0", task) == right
     close(whole)
-    with pytest.raises(DataError, match="no task_directory"):
+    with pytest.raises(DataError, match="task_directory"):
         asyncio.run(rule("x", {"prompt": "x"}))
 
 
@@ -199,7 +199,7 @@ def test_a_box_that_fails_has_changed_nothing(
     box.run("echo 42 > answer.txt")
     with monkeypatch.context() as patch:
         patch.setattr(door.Sandbox, "_reply", lambda *_: door.messages.BoxReply(failure="killed"))
-        with pytest.raises(SandboxFailure, match="not judged: killed"):
+        with pytest.raises(SandboxFailure, match="killed"):
             box.run("rm answer.txt")
         with pytest.raises(SandboxFailure):
             box.verify()
@@ -212,14 +212,14 @@ def test_a_node_that_lacks_what_a_task_needs_ends_the_run(
     good = write_task(tmp_path / "tasks/good")
     write_task(tmp_path / "tasks/other", **{DOCKER: "FROM a\nRUN apt-get install no-such-tool\n"})
     tasks = (str(tmp_path / "tasks"),)
-    with pytest.raises(ClusterError, match=r"does not have: no-such-tool \(other:2\)"):
+    with pytest.raises(ClusterError, match=r"no-such-tool \(other:2\)"):
         reward(HarborTests(tasks=tasks, disk=64), "true", good)
     assumed = HarborTests(tasks=tasks, assume=("no-such-tool",), disk=64)
     assert reward(assumed, "echo 42 > answer.txt", good) == 1.0
     close(assumed)
     nothing = NodeSupport(missing={"user": "no"}, landlock_abi=0, kernel="4")
     monkeypatch.setattr(door, "node_support", lambda: nothing)
-    with pytest.raises(ClusterError, match="can't contain untrusted code; missing: user"):
+    with pytest.raises(ClusterError, match="missing: user"):
         reward(HarborTests(disk=64), "true", good)
 
 
@@ -330,16 +330,16 @@ def test_a_container_that_does_not_start_is_no_score(apptainer: Path) -> None:
     (apptainer / "programs/apptainer").write_text(
         "#!/bin/sh\necho FATAL: no loop device >&2; exit 255\n"
     )
-    with pytest.raises(SandboxFailure, match="did not start a container: FATAL: no loop device"):
+    with pytest.raises(SandboxFailure, match="FATAL: no loop"):
         box.run("echo 42 > answer.txt")
     (apptainer / "image.sif").unlink()
-    with pytest.raises(ClusterError, match="there is no file"):
+    with pytest.raises(ClusterError, match="no file"):
         rule.open_box(task)
     images = (f"task={apptainer}/image.sif",)
     all_checked = HarborTests(disk=64, images=images, tasks=(str(apptainer),))
-    with pytest.raises(ClusterError, match="there is no file"):  # before another task's box
+    with pytest.raises(ClusterError, match="no file"):  # before another task's box
         reward(all_checked, "true", write_task(apptainer / "other"))
     (apptainer / "programs/apptainer").unlink()
-    with pytest.raises(ClusterError, match="apptainer is not on PATH"):
+    with pytest.raises(ClusterError, match="apptainer"):
         rule.open_box(task)
     close(rule)

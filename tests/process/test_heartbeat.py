@@ -216,7 +216,7 @@ def test_kill_9_of_a_worker_is_known_long_before_its_lease_ends(site: Site) -> N
     worker.process.kill()
     until(lambda: not site.has(WORKER))
     until(lambda: site.status.state == "lost")
-    assert site.status.reason == "its process ended without deregistering"
+    assert "ended without deregistering" in site.status.reason
     assert site.store.get(STATUS).lease_id is None
     until(lambda: not is_running(worker.heartbeat_pid))
 
@@ -303,13 +303,13 @@ def test_a_superseded_worker_that_can_t_hear_is_killed(site: Site) -> None:
     assert worker.process.wait(240) == -signal.SIGKILL
     words = until(lambda: site.words)
     assert (words.kind, words.pid) == ("Fenced", worker.process.pid)
-    assert "attempt 2 on node1 has taken over" in words.why
+    assert "node1 has taken" in words.why
 
 
 def test_an_older_attempt_can_t_register(site: Site) -> None:
     site.store.add(KEYS.attempt, attempt(2, "theirs"), replace=True)
     worker = site.start(registered=False)
-    assert worker.hears("refused").startswith("StaleAttempt: attempt 2 on node1 has taken over")
+    assert worker.hears("refused").startswith("StaleAttempt: attempt 2")
     assert not site.has(WORKER)
 
 

@@ -56,7 +56,7 @@ def test_the_only_server_and_worker_are_replaced_by_others(
     chunks = "schedule.new_tokens_per_chunk=3"  # answers move from server to server
     files = live_runs.launch(trials, "ppo-math-async", tiny_policy, chunks)
     refused = trials.run("scale", name, "--drain", "generation_server/0")
-    assert (refused.returncode, "none of the servers would remain" in refused.stderr) == (4, True)
+    assert (refused.returncode, "servers would remain" in refused.stderr) == (4, True)
     others = ("--drain", "generation_server/0", "--drain", "rollout_worker/0")
     done = trials.run("scale", name, "--servers", "1", "--workers", "1", *others, timeout_s=240)
     assert done.returncode == 0, done.stderr + explain(files, trial_view(files))

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import golden
 import msgspec
 import pytest
 import torch
@@ -149,7 +150,7 @@ def test_rows_that_cannot_be_packed_leave_no_slot_behind(monkeypatch: pytest.Mon
     with paired() as pair:
         with monkeypatch.context() as patch:
             patch.setattr("realsys.data.transfer.tensor_server.packed_bytes", fail)
-            with pytest.raises(RemoteError, match="no memory left"):
+            with golden.raises(RemoteError):
                 pair.get("a")
         assert pair.num_in_use == 0
         assert_is(pair.get("a")[0], 0)
@@ -220,10 +221,10 @@ def test_a_slot_that_is_none_is_refused(changes):
     if "fd" in changes:
         with tempfile.TemporaryFile() as other:  # 0 is whatever the tests were started with
             changes = {"fd": other.fileno() if changes["fd"] == 0 else changes["fd"]}
-            with pytest.raises(ProtocolError, match="1000 bytes at 4096 of segment 1"):
+            with golden.raises(ProtocolError):
                 SegmentMaps().rows(0, msgspec.structs.replace(slot, **changes))
     else:
-        with pytest.raises(ProtocolError, match="of segment 1"):
+        with golden.raises(ProtocolError):
             SegmentMaps().rows(0, msgspec.structs.replace(slot, **changes))
     pool.close()
 
@@ -236,7 +237,7 @@ def test_a_file_that_could_shrink_under_us_is_refused(tmp_path: Path):
         file.flush()
         inode = os.fstat(file.fileno()).st_ino
         false = msgspec.structs.replace(slot, fd=file.fileno(), inode=inode)
-        with pytest.raises(ProtocolError, match="another file"):
+        with golden.raises(ProtocolError):
             SegmentMaps().rows(0, false)
     pool.close()
 
@@ -345,7 +346,7 @@ def test_rows_outlive_the_server_that_is_killed_and_nothing_stays_behind():
         assert_is(a, 0)
         assert_is(b, 1)
         b += 1  # ours to write
-        with pytest.raises(WaitTimeout, match="model_worker/0 did not send 'x'"):
+        with golden.raises(WaitTimeout):
             client.fetch(0, "x", ["c"], timeout_s=0.2)
         client.close()
         assert_is(b, 2)

@@ -172,7 +172,7 @@ def test_without_accounting_a_partition_preempts(slurm_without_accounting: Slurm
     cluster.submit("--partition=high", "--nodes=4", "--exclusive", command="sleep 300")
     cluster.wait_for_job(low, "PENDING", "PREEMPTED")
     refused = cluster.run("sacct", check=False)
-    assert "Slurm accounting storage is disabled" in refused.stderr
+    assert "storage is disabled" in refused.stderr
 
 
 def test_a_full_queue_refuses(start_slurm: START) -> None:
@@ -185,7 +185,7 @@ def test_a_full_queue_refuses(start_slurm: START) -> None:
             assert sbatch.stderr is not None
             told = sbatch.stderr.readline()
             sbatch.kill()
-    assert "Slurm temporarily unable to accept job, sleeping and retrying" in told
+    assert "sleeping and retrying" in told
 
 
 def test_an_account_that_is_not_ours_is_refused(start_slurm: START) -> None:

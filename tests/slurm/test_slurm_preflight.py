@@ -68,13 +68,13 @@ def test_the_doctor_measures_nodes_and_names_those_that_are_ill(
     bad = {name: f.what for name, f in found.items() if not f.ok}
     assert set(bad) == {"nodes", "GPU memory", "outliers"}, found
     assert bad["nodes"].startswith("n3: no answer in 60 s")
-    assert bad["GPU memory"] == "n2: GPU 5: 3 uncorrected ECC errors since the driver was loaded"
+    assert "n2: GPU 5: 3 uncorrected" in bad["GPU memory"]
     assert found["outliers"].fix.endswith("--exclude n[2-3]")
     assert found["GPUs"].what == "a node has 8 × NVIDIA H200"
-    assert found["GPU clocks"].what == "24 GPUs are not held back"
-    assert found["flock"].what == "a lock held on n1 is seen by 2 other nodes"
+    assert "24 GPUs" in found["GPU clocks"].what
+    assert "by 2 other nodes" in found["flock"].what
     for name in ("matmul", "all-reduce in a node", "all-reduce of pairs", "all-reduce of all"):
-        assert "says nothing of GPUs" in found[name].what, found[name]
+        assert "nothing of GPUs" in found[name].what, found[name]
     assert list(slurm_trials.file_root.glob(".realsys-doctor-*")) == []
 
 

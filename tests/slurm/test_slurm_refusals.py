@@ -29,7 +29,7 @@ def test_a_bad_account(
         words = ["launch", "ppo-math", "--trial", "b", *SMALL_PPO, f"actor.path={tiny_policy}"]
         done = trials.run(*words, "--account", "nobodys")
         assert done.returncode == 5
-        assert "Invalid account or account/partition combination specified" in done.stderr
+        assert "account/partition combination" in done.stderr
         assert "--account" in done.stderr
         assert not list(trials.file_root.glob("runs/*/*/*"))  # the name is free again
         checked = trials.run("plan", *words[1:], "--account", "nobodys", "--check")
@@ -87,7 +87,7 @@ def test_no_slurm_here(
         assert slurm_trials.run("plan", *words).returncode == 0
         done = slurm_trials.run("launch", *words)
     assert done.returncode == 5
-    assert "the program sbatch is not on PATH" in done.stderr
+    assert "program sbatch" in done.stderr
 
 
 def test_a_site_says_that_slurm_would_take_the_job(

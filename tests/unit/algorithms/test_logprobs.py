@@ -1,5 +1,6 @@
 import math
 
+import golden
 import pytest
 import torch
 from near import assert_near
@@ -33,7 +34,7 @@ def test_temperature_divides_the_logits():
     cold = gather_logprobs(QUARTERS, torch.tensor([1]), temperature=0.5)
     assert_near(cold, torch.tensor([math.log(0.9)]))
     for temperature in (0.0, -1.0, float("nan")):
-        with pytest.raises(ConfigError, match="temperature is"):
+        with golden.raises(ConfigError):
             gather_logprobs(QUARTERS, torch.tensor([1]), temperature=temperature)
 
 
@@ -152,12 +153,12 @@ def test_a_ruled_out_label_across_a_border_gives_no_nan():
 def test_shift_moves_values_to_the_next_token():
     x = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
     assert shift_to_next_token(x, [3, 2]).tolist() == [0.0, 1.0, 2.0, 0.0, 4.0]
-    with pytest.raises(DataError, match="x has 5 rows, lengths add up to 4"):
+    with golden.raises(DataError):
         shift_to_next_token(x, [3, 1])
 
 
 def test_labels_must_match_the_rows():
-    with pytest.raises(DataError, match=r"logits_rows has shape \(1,\), labels \(2,\)"):
+    with golden.raises(DataError):
         gather_logprobs(QUARTERS, torch.tensor([0, 1]))
 
 

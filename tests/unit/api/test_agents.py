@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import golden
 import pytest
 
 from realsys.api.agent import Agent, Answer, Environment, Observation, Trajectory
@@ -145,7 +146,7 @@ def test_a_template_that_hides_earlier_answers_is_refused():
     tokenizer = Characters()
     tokenizer.chat_template = "…"
     tokenizer.apply_chat_template = lambda messages, **_: messages[-1]["content"]
-    with pytest.raises(DataError, match="omits earlier"):
+    with golden.raises(DataError):
         encode_next_turn(tokenizer, "wrong", last_token=0)
 
 
@@ -174,9 +175,9 @@ def test_worked_answers_with_their_result_inside_are_text():
 
 
 def test_mistakes_are_named():
-    with pytest.raises(ConfigError, match="max_turns is 0"):
+    with golden.raises(ConfigError):
         MathMultiTurn(max_turns=0)
-    with pytest.raises(ConfigError, match="not a regular expression"):
+    with golden.raises(ConfigError):
         ToolUse(call="(")
 
 

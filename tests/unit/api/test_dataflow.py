@@ -1,5 +1,6 @@
 """The dataflow graph: levels, edges, and the mistakes that could only hang at run time."""
 
+import golden
 import pytest
 
 from realsys.api.dataflow import MFCDef, OffloadHook, ParamReallocHook, build_graph
@@ -103,25 +104,24 @@ def test_a_graph_without_calls_is_refused():
 
 def test_two_calls_of_one_name_are_refused():
     found = problems_of([call("a", ["prompts"], ["x"]), call("a", ["prompts"], ["y"])])
-    assert [p.what for p in found] == ["two calls named 'a'"]
+    golden.check([p.what for p in found])
 
 
 def test_two_producers_of_a_key_are_named():
     (problem,) = problems_of([call("a", ["prompts"], ["x"]), call("b", ["prompts"], ["x"])])
-    assert problem.what == "key 'x' has two producers: a and b"
+    golden.check(problem)
     assert "'b'" in problem.where
 
 
 def test_the_data_set_is_a_producer_too():
     (problem,) = problems_of([call("a", ["prompts"], ["prompts"])])[:1]
-    assert problem.what == "key 'prompts' has two producers: the data set and a"
+    golden.check(problem)
 
 
 def test_a_key_that_nobody_makes_comes_with_the_nearest_name():
     (problem,) = problems_of([call("a", ["prompts"], ["rewards"]), call("b", ["reward"])])
-    assert problem.what == "no call produces key 'reward'"
+    golden.check(problem)
     assert problem.where == "MFC 'b', input_keys"
-    assert problem.fix == "did you mean 'rewards'?"
 
 
 def test_a_cycle_is_named_call_by_call():
@@ -173,17 +173,15 @@ def test_calls_of_unequal_batches_are_refused_since_a_step_runs_each_once():
 
 
 def test_a_call_of_no_datapoints_is_refused():
-    with pytest.raises(ConfigError, match="n_seqs is 0"):
+    with golden.raises(ConfigError):
         call("a", n_seqs=0)
 
 
 def test_a_remap_must_name_keys_of_the_call():
     call("a", ["x"], ["y"], input_key_remap={"x": "inner"}, output_key_remap={"inner": "y"})
-    with pytest.raises(ConfigError) as refused:
+    with golden.raises(ConfigError):
         call("a", ["answers"], input_key_remap={"answer": "inner"})
-    assert refused.value.what == "input_key_remap names 'answer', which is not a key of this call"
-    assert refused.value.fix == "did you mean 'answers'?"
-    with pytest.raises(ConfigError, match="output_key_remap names 'y'"):
+    with golden.raises(ConfigError):
         call("a", ["x"], ["z"], output_key_remap={"inner": "y"})
 
 
@@ -191,13 +189,13 @@ def test_a_reallocation_hook_names_exactly_one_other_end():
     a, b = ModelName("actor"), ModelName("actor", 1)
     assert ParamReallocHook(source=a).target is None
     for ends in ({}, {"source": a, "target": b}):
-        with pytest.raises(ConfigError, match="exactly one"):
+        with golden.raises(ConfigError):
             ParamReallocHook(**ends)
 
 
 @pytest.mark.parametrize("eta", [0.0, -0.5, 1.01, float("nan")])
 def test_the_blend_of_a_hook_is_above_0_and_at_most_1(eta):
-    with pytest.raises(ConfigError, match="eta"):
+    with golden.raises(ConfigError):
         ParamReallocHook(source=ModelName("actor"), eta=eta)
 
 

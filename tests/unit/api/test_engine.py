@@ -3,6 +3,7 @@
 import io
 import math
 
+import golden
 import pytest
 import torch
 from near import assert_near, near
@@ -132,7 +133,7 @@ def test_a_micro_batch_without_weight_adds_nothing():
     alone = gradients_of(make_engine(gradient_clipping=0.0), batch.take([0]), None)
     both = gradients_of(make_engine(gradient_clipping=0.0), batch, MicroBatchSpec(n_mbs=2))
     assert_near(both, alone)
-    with pytest.raises(DataError, match=r"weight of the whole batch is 0\.0"):
+    with golden.raises(DataError):
         train(make_engine(), batch.take([1]))
 
 
@@ -237,7 +238,7 @@ def test_state_comes_back_bit_for_bit_and_training_goes_on_the_same():
 def test_state_of_another_model_is_refused():
     state = make_engine().state_dict()
     del state["weights"]["lm_head.weight"]
-    with pytest.raises(CheckpointError, match=r"1 weights differ in name, e\.g\. lm_head\.weight"):
+    with golden.raises(CheckpointError):
         make_engine().load_state_dict(state)
 
 
@@ -294,13 +295,13 @@ def test_a_critic_gives_one_number_a_token_and_is_saved_whole(tmp_path):
 
 def test_a_pipeline_of_fsdp_is_refused():
     model = tiny_llama(**SHAPE, **{**COMPANY, "topology": ProcessTopology(pipeline=2)})
-    with pytest.raises(ConfigError, match="no pipeline axis"):
+    with golden.raises(ConfigError):
         FSDPBackend().initialize(model, SPEC)
 
 
 def test_inference_does_not_train_and_needs_no_module():
     model = InferenceBackend().initialize(tiny_llama(**SHAPE, **COMPANY), SPEC)
-    with pytest.raises(ConfigError, match="can't be trained"):
+    with golden.raises(ConfigError):
         train(model.module, make_batch())
     model.module = None
     assert InferenceBackend().initialize(model, SPEC).module is None

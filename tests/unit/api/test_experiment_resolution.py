@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import golden
 import pytest
 
 from experiments.algorithm import PPO
@@ -211,37 +212,36 @@ def test_ranks_must_be_all_of_the_topologys(ranks):
 
 def test_a_missing_rank_is_refused():
     (problem,) = problems_of(experiment([gen(), train()], [shard(ACTOR, 0, tensor=2)]))
-    assert "needs exactly [0, 1]" in problem.what
+    golden.check(problem)
 
 
 def test_two_shards_of_a_model_on_one_worker_are_refused():
     found = problems_of(
         experiment([gen(), train()], [shard(ACTOR, 0, data=2), shard(ACTOR, 1, data=2)])
     )
-    assert found[0].what == "two shards of actor@0 on one worker"
+    golden.check(found[0])
 
 
 def test_replica_ids_must_count_from_zero():
     calls = [gen(ModelName("actor", 2)), train()]
     found = problems_of(experiment(calls, [shard(ACTOR), shard(ModelName("actor", 2))]))
-    assert any("replica ids of role 'actor' are [0, 2]" in p.what for p in found)
+    assert any("'actor' are [0, 2]" in p.what for p in found)
 
 
 def test_a_role_is_trained_by_one_call():
     (problem,) = problems_of(experiment([gen(), train(), train(name="again")], [shard(ACTOR)]))
-    assert problem.what == "role 'actor' has two train steps: train and again"
+    golden.check(problem)
 
 
 def test_a_model_that_no_worker_holds_comes_with_the_nearest():
     found = problems_of(experiment([gen(ModelName("acter")), train()], [shard(ACTOR)]))
-    assert found[0].what == "call gen runs on acter@0, which no worker holds"
-    assert found[0].fix == "did you mean 'actor@0'?"
+    golden.check(found[0])
 
 
 def test_a_batch_smaller_than_the_ranks_is_refused_with_both_numbers():
     workers = [[shard(ACTOR, r, data=4)] for r in range(4)]
     found = problems_of(experiment([gen(n_seqs=3), train(n_seqs=3)], *workers))
-    assert found[0].what.startswith("3 datapoints a call are too few for 4 data-parallel ranks")
+    golden.check(found[0])
     assert found[0].where == "MFC 'gen', n_seqs"
 
 
@@ -250,7 +250,7 @@ def test_least_datapoints_a_rank_count():
     (problem,) = problems_of(
         experiment([gen(min_n_seqs_per_pass=5), train()], *workers)  # 8 < 2 · 5
     )
-    assert problem.fix == "use 10 or more, or fewer ranks"
+    golden.check(problem)
 
 
 @pytest.mark.parametrize(("a", "b"), [(2, 4), (4, 2), (2, 3)])
@@ -268,13 +268,13 @@ def test_a_model_is_not_copied_onto_itself():
     found = problems_of(
         experiment([gen(pre_hooks=(ParamReallocHook(source=ACTOR),)), train()], [shard(ACTOR)])
     )
-    assert found[0].what == "actor@0 would be copied onto itself"
+    golden.check(found[0])
 
 
 def test_weights_from_a_model_nobody_holds_are_refused():
     hook = ParamReallocHook(source=ModelName("actor", 7))
     (problem,) = problems_of(experiment([gen(pre_hooks=(hook,)), train()], [shard(ACTOR)]))
-    assert problem.what == "no worker holds actor@7"
+    golden.check(problem)
 
 
 def test_a_call_on_a_replica_that_never_gets_weights_is_refused():
@@ -299,17 +299,17 @@ def test_all_mistakes_come_at_once_and_are_numbered():
 
 
 def test_an_unresolved_experiment_configures_no_worker():
-    with pytest.raises(ConfigError, match="not resolved"):
+    with golden.raises(ConfigError):
         experiment([gen(), train()], [shard(ACTOR)]).resolve_worker_config("model_worker", 0)
 
 
 def test_an_index_beyond_the_workers_is_refused_with_their_number():
     config = experiment([gen(), train()], [shard(ACTOR)]).lazy_init()
-    with pytest.raises(ConfigError, match="no model_worker/1; there are 1"):
+    with golden.raises(ConfigError):
         config.resolve_worker_config("model_worker", 1)
 
 
 def test_an_unknown_kind_of_worker_is_refused_by_name():
     config = experiment([gen(), train()], [shard(ACTOR)]).lazy_init()
-    with pytest.raises(ConfigError, match="judge_worker"):
+    with golden.raises(ConfigError):
         config.resolve_worker_config("judge_worker", 0)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import pytest
+import golden
 
 from launcher.submit.planning import default_experiment
 from realsys.api.dataflow import MFCDef
@@ -72,5 +72,5 @@ def test_a_checkpoint_of_before_named_them_by_their_settings() -> None:
     read.load_state_dict({"models": {}, "interfaces": former}, where="here")
     assert [one.number for one in kept] == [7, 7]
     other, _ = shards_of(calls_of(99))
-    with pytest.raises(CheckpointError, match="no state of the interface of actor@0 actor_inf"):
+    with golden.raises(CheckpointError):
         other.load_state_dict({"models": {}, "interfaces": former}, where="here")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import golden
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -99,7 +100,7 @@ def test_a_large_plan_whose_changes_do_not_fit_is_refused_with_its_path(large, t
     data["phases"][-1]["config"]["model_worker"][1] = {LIKE_BEFORE: {"nothing": 1}}
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(data))
-    with pytest.raises(ConfigError, match="can't be read") as refused:
+    with golden.raises(ConfigError) as refused:
         read_plan(path)
     assert refused.value.where == str(path)
 
@@ -116,5 +117,5 @@ def test_plans_that_told_workers_more_are_still_read(tmp_path):
     assert read_plan(path) == plan
     config["model_worker"][0]["another"] = []
     path.write_text(json.dumps(data))
-    with pytest.raises(ConfigError, match="unknown field 'another'"):
+    with golden.raises(ConfigError):
         read_plan(path)

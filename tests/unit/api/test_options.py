@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import golden
 import pytest
 
 from experiments.compose import RLExperiment
@@ -112,7 +113,7 @@ def test_a_temperature_that_is_no_number_is_told():
 
 
 def test_a_temperature_that_logits_overflow_by_is_refused():
-    with pytest.raises(ConfigError, match="1e-06 or more, or greedy=true"):
+    with golden.raises(ConfigError):
         GenerationHyperparameters(temperature=1e-40)
 
 
@@ -122,7 +123,7 @@ def test_options_know_no_path_of_this_machine():
 
 @pytest.mark.parametrize("text", ["9" * 30, "-" + "9" * 30, "1e30", "9" * 5000])
 def test_a_whole_number_that_no_machine_word_holds_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="too large"):
+    with golden.raises(ConfigError):
         read(int, Text(text), path="steps", origin="command line")
 
 
@@ -130,4 +131,4 @@ def test_a_whole_number_that_no_machine_word_holds_is_refused(text: str) -> None
 def test_a_seed_is_one_that_all_generators_take(kind: type[Any]) -> None:
     assert not list(range_problems(kind(seed=2**31 - 1)))
     (problem,) = (p for p in range_problems(kind(seed=2**31)) if p.where == "seed")
-    assert problem.fix == "use 2147483647 or less"
+    golden.check(problem)

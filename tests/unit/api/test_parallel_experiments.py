@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import golden
 import pytest
 from changed_settings import changed
 
@@ -148,12 +149,12 @@ def test_pools_of_ones_own_take_the_place_of_the_halves() -> None:
         ["critic@0/d2t1p1#0", "reward@0/d1t1p1#0"],
         ["critic@0/d2t1p1#1"],
     ]
-    assert "no pool called 'right'" in told(ppo(placement="split", pools={"left": "1"}))[0]
+    golden.check(told(ppo(placement="split", pools={"left": "1"}))[0])
 
 
 def test_one_worker_can_t_be_split() -> None:
     (problem,) = told(ppo(placement="split", n_model_workers=1))
-    assert problem.startswith("1 model worker can't be split")
+    golden.check(problem)
 
 
 def test_split_without_a_critic_keeps_reference_and_reward_on_the_right() -> None:
@@ -311,23 +312,20 @@ def test_megatron_needs_a_family_that_it_knows_in_every_layout(tmp_path: Path) -
     folder = str(tmp_path)
     for backend, refused in (("megatron", True), ("fsdp", False)):
         found = told(ppo(critic={"path": folder, "backend": backend}))
-        assert any("'gpt2' can't be laid out" in problem for problem in found) is refused
+        assert any("'gpt2' can't be" in problem for problem in found) is refused
 
 
 def test_algorithm_and_roles_must_agree() -> None:
     assert "critic" not in setup(ppo(algorithm=GRPO())).resolved.instantiate
     (problem,) = told(replace(grpo_math(), algorithm=PPO()))
-    assert problem.startswith("algorithm ppo trains a critic")
+    golden.check(problem)
     (problem,) = told(replace(grpo_math(), group_size=1))
     assert "nothing to compare" in problem
 
 
 def test_fine_tuning_has_one_model_and_no_pools() -> None:
     experiment = replace(sft_math(), model=ModelOptions(parallel="d2", pool="left", offload=True))
-    assert [problem.partition(" |")[0] for problem in told(experiment)] == [
-        "this experiment has no pools of model workers",
-        "this experiment has one model, so no other would use the memory",
-    ]
+    golden.check([problem.partition(" |")[0] for problem in told(experiment)])
     assert shards(replace(sft_math(), model=ModelOptions(parallel="t2"))) == [
         ["model@0/d1t2p1#0"],
         ["model@0/d1t2p1#1"],

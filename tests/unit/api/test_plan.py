@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import golden
 import pytest
 
 from experiments.ppo_math import ppo_math
@@ -13,7 +14,6 @@ from realsys.api.errors import ConfigError
 from realsys.api.model import ModelName
 from realsys.api.plan import (
     FOLDED_VERSION,
-    PLAN_VERSION,
     LaunchPlan,
     PhasePlan,
     plan_hash,
@@ -96,7 +96,7 @@ def test_a_plan_edited_after_launch_is_refused_with_both_hashes(written):
 def test_what_is_no_plan_is_refused_with_its_path(tmp_path, content):
     path = tmp_path / "plan.json"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(ConfigError, match="can't be read") as refused:
+    with golden.raises(ConfigError) as refused:
         read_plan(path)
     assert refused.value.where == str(path)
 
@@ -111,10 +111,7 @@ def test_another_plan_version_is_refused_with_both_numbers(written):
     path, _ = written
     data = {**json.loads(path.read_text()), "version": FOLDED_VERSION + 1}
     path.write_text(json.dumps(data))
-    with pytest.raises(
-        ConfigError,
-        match=f"version {FOLDED_VERSION + 1}, this realsys reads {PLAN_VERSION} and {FOLDED_VERSION}",
-    ):
+    with golden.raises(ConfigError):
         read_plan(path)
 
 
@@ -131,7 +128,7 @@ def test_a_misfit_in_a_plan_is_told_with_its_path(written):
 def test_phases_are_found_by_name():
     plan = make_plan()
     assert plan.phase("main") is plan.phases[0]
-    with pytest.raises(ConfigError, match="no phase 'sft'") as refused:
+    with golden.raises(ConfigError) as refused:
         plan.phase("sft")
     assert "main" in refused.value.fix
 

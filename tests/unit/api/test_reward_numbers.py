@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import golden
 import numpy as np
 import pytest
 import torch
@@ -128,7 +129,7 @@ def test_a_rule_takes_the_same_numbers_and_no_text() -> None:
 def test_rows_of_our_own(value: Any, wanted: float | None) -> None:
     assert is_number(value) == (wanted is not None)
     if wanted is None:
-        with pytest.raises(NoNumber, match="not a finite number"):
+        with golden.raises(NoNumber):
             finite_number(value)
     else:
         assert finite_number(value) == wanted

@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import golden
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
@@ -122,5 +123,5 @@ def test_lengths_have_their_mean_and_end_at_the_longest(spread: float) -> None:
 
 
 def test_lengths_that_can_not_be() -> None:
-    with pytest.raises(ConfigError, match="100 tokens on average, 50 at most"):
+    with golden.raises(ConfigError):
         Lengths(mean=100, longest=50)

@@ -1,5 +1,6 @@
 """What is parked in CPU memory comes back bit for bit, and nothing is computed in between."""
 
+import golden
 import pytest
 import torch
 import torch.distributed as dist
@@ -149,7 +150,7 @@ def test_nothing_touches_an_offloaded_model(tiny_policy, backend, tmp_path):
     if isinstance(backend, FSDPBackend):
         attempts += [lambda: train(engine), engine.state_dict]
     for attempt in attempts:
-        with pytest.raises(InternalError, match="on an offloaded model"):
+        with golden.raises(InternalError):
             attempt()
     assert not (tmp_path / "x").exists()
     engine.onload()

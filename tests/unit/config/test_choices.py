@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import golden
 import pytest
 
 from experiments.sft import SFTExperiment
@@ -350,7 +351,7 @@ def test_a_kind_whose_defaults_do_not_fit_is_told_once() -> None:
         path: str
 
     (problem,) = problems("schedule=needy", "schedule.path=x")
-    assert "Needy can't be made without arguments" in problem.what
+    golden.check(problem)
 
 
 def test_plain_values_and_back() -> None:
@@ -391,9 +392,8 @@ def test_a_field_of_one_kind_takes_no_other() -> None:
 
     assert one("schedule.max_staleness=3", of=Narrow).schedule == Async(max_staleness=3)
     (problem,) = problems("schedule=sync", of=Narrow)
-    assert problem.what == "schedule 'sync' is not allowed here"
-    assert problem.fix == "use one of async"
-    with pytest.raises(ConfigError, match="is not allowed here"):
+    golden.check(problem)
+    with golden.raises(ConfigError):
         from_plain(Narrow, {"schedule": {"kind": "sync"}})
 
 
@@ -402,10 +402,7 @@ def test_names_of_all_kinds_and_ranges_of_the_chosen_one() -> None:
     assert {"schedule.servers.count", "task.first.path", "sft.task.path", "after.path"} <= set(
         names
     )
-    assert (
-        nearest("schedule.path", STALE)
-        == "did you mean 'task.path' or 'after.path' or 'sft.task.path'?"
-    )
+    golden.check(nearest("schedule.path", STALE))
     wrong = replace(STALE, schedule=Async(servers=Servers(count=0), max_staleness=0))
     assert [p.where for p in range_problems(wrong)] == ["schedule.servers.count"]
 
@@ -414,7 +411,7 @@ def test_rows_of_the_chosen_kind_and_of_the_choice() -> None:
     found = {row.path: row for row in rows(STALE)}
     row = found["schedule"]
     assert (row.default, row.range, row.section) == ("async", "async | detached | sync", True)
-    assert row.meaning == "when it samples and when it trains"
+    golden.check(row.meaning)
     assert found["schedule.max_staleness"].default == 4
     assert found["schedule.servers"].default is None
     assert (found["after"].default, found["after"].type) == (None, "one of maths, warmed or none")
@@ -433,7 +430,7 @@ def test_the_schema_has_every_kind() -> None:
         "minimum": 0,
         "type": "integer",
     }
-    assert schema["properties"]["schedule"]["description"] == "when it samples and when it trains"
+    golden.check(schema["properties"]["schedule"]["description"])
     assert schema["properties"]["seed"]["default"] == 9  # of the recipe
     assert "$ref" in str(schema["$defs"]["Warmed"]["properties"]["first"])
     assert {"type": "null"} in schema["properties"]["after"]["anyOf"]
@@ -479,10 +476,10 @@ def test_an_experiment_s_choice_in_plan_options_and_report() -> None:
         max_staleness=4, servers=Servers(count=2)
     )
     plan = make_plan("chosen", ["schedule=detached"], trial="a")
-    assert any("schedule has no effect here" in warning for warning in plan.warnings)
+    golden.line(plan.warnings, "schedule")
     shown = {row.name: row for row in option_rows(plan.options, "chosen")}
     assert (shown["schedule.kind"].value, shown["schedule.kind"].default) == ("detached", "async")
-    assert shown["schedule.kind"].meaning == "when it samples and when it trains"
+    golden.check(shown["schedule.kind"].meaning)
     assert shown["seed"].default == "7"
 
 
@@ -499,9 +496,7 @@ def test_idle_and_changed_settings_by_name() -> None:
 def test_verbs(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["show", "--config", "chosen"]) == 0
     out = capsys.readouterr().out
-    assert (
-        "# schedule = async (async | detached | sync): when it samples and when it trains\n" in out
-    )
+    golden.line(out, "# schedule =")
     assert "schedule.max_staleness  4" in out
     assert run(["show", "--config", "chosen", "schedule=detached", "--json"]) == 0
     found = {row["path"]: row for row in json.loads(capsys.readouterr().out)["options"]}
@@ -512,31 +507,29 @@ def test_verbs(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["properties"]["seed"]["default"] == 7
     assert run(["graph", "chosen"]) == 0
     assert run(["experiments"]) == 0
-    assert "Trains, as its schedule says." in capsys.readouterr().out
+    assert "as its schedule" in capsys.readouterr().out
     assert completion.candidates(["plan", "chosen", "schedule"]) == ["schedule.", "schedule="]
     assert completion.candidates(["plan", "chosen", "schedule=a"]) == ["schedule=async"]
     assert completion.candidates(["plan", "chosen", "schedule.s"]) == ["schedule.servers."]
     assert run(["plan", "chosen", "schedule=x"]) == 4
-    assert "no schedule called 'x'" in capsys.readouterr().err
+    golden.check(capsys.readouterr().err)
     assert run(["plan", "chosen", "mode=async"]) == 4
-    assert "did you mean schedule=async?" in capsys.readouterr().err
+    golden.check(capsys.readouterr().err)
 
 
 @pytest.mark.usefixtures("file_root")
 @pytest.mark.parametrize(
-    ("made_by", "what"),
+    "made_by",
     [
-        (lambda: 3, "which makes no Experiment"),
-        (Recipe, "which makes no Experiment"),
-        (3, "which makes no Experiment"),
-        (lambda size: size, "can't be made without arguments"),
+        lambda: 3,
+        Recipe,
+        3,
+        lambda size: size,
     ],
 )
-def test_what_makes_no_experiment_is_refused(
-    made_by: Any, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_makes_no_experiment_is_refused(made_by: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(plugin_table.registered["experiment"], "odd", made_by)
-    with pytest.raises(ConfigError, match=what):
+    with golden.raises(ConfigError):
         make_plan("odd", trial="a")
 
 
@@ -547,12 +540,12 @@ def test_a_kind_without_a_name_or_a_base_is_refused_in_words() -> None:
     class Stray:
         kind = "stray"
 
-    with pytest.raises(ConfigError, match="Nameless has no name") as found:
+    with golden.raises(ConfigError) as found:
         register_kind(Nameless)
     assert 'kind = "nameless"' in found.value.fix
-    with pytest.raises(ConfigError, match="Stray inherits none"):
+    with golden.raises(ConfigError):
         register_kind(Stray)  # type: ignore[type-var]
-    with pytest.raises(ConfigError, match="inherits none"):
+    with golden.raises(ConfigError):
         register_kind(type("Bare", (Choice,), {"kind": "bare"}))
 
 

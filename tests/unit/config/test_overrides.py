@@ -9,6 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
+import golden
 import pytest
 
 from experiments.sft import SFTExperiment
@@ -196,8 +197,7 @@ def test_checks_between_fields_wait_for_readable_fields() -> None:
 
 def test_a_name_given_twice_is_refused_unless_equal() -> None:
     (problem,) = problems("seed=1", "seed=2")
-    assert problem.what == "seed is given twice"
-    assert problem.where == "seed, command line 'seed=1' and command line 'seed=2'"
+    golden.check(problem)
     assert one("seed=2", "seed=2").seed == 2
 
 
@@ -216,28 +216,28 @@ def test_mistakes_in_the_file_have_their_line(tmp_path: Path) -> None:
     found = {p.what: p.where for p in problems(config=config)}
     assert found["actor.optimizer.lr is 'abc'"] == f"actor.optimizer.lr, {config}:4"
     assert found["actor.optimizer.steps is 0"] == f"actor.optimizer.steps, {config}:5"
-    assert found["no option called 'actor.pth'"] == f"{config}:6"
-    assert found["seed is given twice"] == f"seed, {config}:1 and {config}:7"
+    golden.check(found["no option called 'actor.pth'"])
+    golden.check(found["seed is given twice"])
 
 
 @pytest.mark.parametrize(
-    ("text", "what"),
+    "text",
     [
-        ("seed: [1\n", "not YAML"),
-        ("a: b: c\n", "not YAML: mapping values are not allowed here"),
-        ("- 1\n", "the file is no table of settings"),
+        "seed: [1\n",
+        "a: b: c\n",
+        "- 1\n",
     ],
 )
-def test_a_file_that_is_no_settings(tmp_path: Path, text: str, what: str) -> None:
+def test_a_file_that_is_no_settings(tmp_path: Path, text: str) -> None:
     config = tmp_path / "my.yaml"
     config.write_text(text)
-    with pytest.raises(ConfigError, match=what) as caught:
+    with golden.raises(ConfigError) as caught:
         with_settings(Options, config=config)
     assert str(config) in caught.value.where
 
 
 def test_a_missing_file_and_an_empty_one(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="can't be read: No such file"):
+    with golden.raises(ConfigError):
         with_settings(Options, config=tmp_path / "no.yaml")
     (tmp_path / "empty.yaml").write_text("# nothing\n")
     assert with_settings(Options, config=tmp_path / "empty.yaml") == Options()
@@ -245,7 +245,7 @@ def test_a_missing_file_and_an_empty_one(tmp_path: Path) -> None:
 
 def test_bytes_that_are_no_text(tmp_path: Path) -> None:
     (tmp_path / "b.yaml").write_bytes(b"seed: \xff\xfe\n")
-    with pytest.raises(ConfigError, match="not YAML"):
+    with golden.raises(ConfigError):
         with_settings(Options, config=tmp_path / "b.yaml")
 
 
@@ -254,7 +254,7 @@ def test_an_experiment_without_defaults_is_named() -> None:
     class Needy:
         path: str
 
-    with pytest.raises(ConfigError, match="Needy can't be made without arguments"):
+    with golden.raises(ConfigError):
         with_settings(Needy, words=["path=x"])
 
 
@@ -292,7 +292,7 @@ def test_a_table_of_anything_holds_tables_and_one_of_texts_names_with_dots(tmp_p
 def test_two_spellings_of_one_name_are_refused(words: tuple[str, ...]) -> None:
     (problem,) = problems(*words)
     assert "given twice" in problem.what
-    assert problem.fix == "keep one of them"
+    golden.check(problem)
 
 
 @pytest.mark.parametrize(
@@ -329,26 +329,23 @@ def test_words_still_win_over_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "what"),
+    "text",
     [
-        ("? [1, 2]\n: 3\n", "a name is a list or a table"),
-        ("actor:\n  ? {x: 1}\n  : 3\n", "a name is a list or a table"),
-        ("anything: &a [*a]\n", "a value holds itself"),
-        ("env: &a\n  b: {c: *a}\n", "a value holds itself"),
-        (
-            "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n"
-            + "".join(
-                f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n"
-                for old, new in zip("abcdef", "bcdefg", strict=True)
-            ),
-            "more than 100,000 values",
+        "? [1, 2]\n: 3\n",
+        "actor:\n  ? {x: 1}\n  : 3\n",
+        "anything: &a [*a]\n",
+        "env: &a\n  b: {c: *a}\n",
+        "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n"
+        + "".join(
+            f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n"
+            for old, new in zip("abcdef", "bcdefg", strict=True)
         ),
     ],
 )
-def test_a_file_that_is_no_tree_of_names_is_refused(tmp_path: Path, text: str, what: str) -> None:
+def test_a_file_that_is_no_tree_of_names_is_refused(tmp_path: Path, text: str) -> None:
     config = tmp_path / "c.yaml"
     config.write_text(text)
-    with pytest.raises(ConfigError, match=what) as caught:
+    with golden.raises(ConfigError) as caught:
         problems(config=config)
     assert caught.value.where.startswith(f"{config}:")
 
@@ -356,13 +353,13 @@ def test_a_file_that_is_no_tree_of_names_is_refused(tmp_path: Path, text: str, w
 @pytest.mark.parametrize("word", ["anything=[&a [*a]]", "actor={? [1]: 2}"])
 def test_nor_is_such_a_word(word: str) -> None:
     (problem,) = problems(word)
-    assert problem.what.startswith("no table of settings: ")
+    golden.check(problem)
 
 
 def test_values_within_values_without_end_are_refused(tmp_path: Path) -> None:
     config, deep = tmp_path / "c.yaml", "[" * 5000 + "]" * 5000
     config.write_text(f"anything: {deep}\n")
-    with pytest.raises(ConfigError, match="values within values without end"):
+    with golden.raises(ConfigError):
         problems(config=config)
     assert one(f"name={deep}").name == deep
 
@@ -384,7 +381,7 @@ def test_a_number_that_would_be_read_as_another_is_refused(text: str) -> None:
 def test_a_value_out_of_range_is_not_put_on() -> None:
     """What goes on with the options (a plan with a million workers) must not meet it."""
     applied = apply_settings(Options, words=["share=2", "seed=4"])
-    assert [p.where for p in applied.problems] == ["share, command line 'share=2'"]
+    golden.check([p.where for p in applied.problems])
     assert (applied.options.share, applied.options.seed) == (0.5, 4)
 
 
@@ -394,9 +391,9 @@ def test_too_many_settings_are_refused_at_once(tmp_path: Path) -> None:
     config = tmp_path / "c.yaml"
     with config.open("wb") as file:
         file.truncate(1 << 40)
-    with pytest.raises(ConfigError, match="larger than 524,288 bytes"):
+    with golden.raises(ConfigError):
         problems(config=config)
-    with pytest.raises(ConfigError, match="larger than 524,288 bytes"):
+    with golden.raises(ConfigError):
         problems(config=Path("/dev/zero"))
 
 
@@ -413,12 +410,11 @@ def test_an_option_of_the_command_line_and_a_word_for_the_same_are_refused() -> 
     words = list(read_words(["scheduling.all.partition=b"], []))
     option = list(JobOptions(partition="a").settings())
     (problem,) = apply_overrides(SFTExperiment(), [*words, *option]).problems
-    assert problem.what == "scheduling.all.partition is given twice"
-    assert "'scheduling.all.partition=b' and command line --partition" in problem.where
+    golden.check(problem)
     assert not apply_overrides(SFTExperiment(), option).problems
 
 
 def test_a_group_that_may_be_absent_is_not_there_for_a_refused_setting() -> None:
     applied = apply_settings(Options, words=["maybe.zzz=1", "seed=2"])
-    assert [p.what for p in applied.problems] == ["no option called 'maybe.zzz'"]
+    golden.check([p.what for p in applied.problems])
     assert (applied.options.maybe, applied.options.seed) == (None, 2)

@@ -11,6 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+import golden
 import pytest
 
 from launcher.submit.planning import make_plan
@@ -31,34 +32,18 @@ pytestmark = pytest.mark.usefixtures("file_root")
 
 
 @pytest.mark.parametrize(
-    ("words", "what", "fix"),
+    "words",
     [
-        (
-            ("task.agent=math_multi_turn", "task.agent_args={max_turn: 3}"),
-            "agent 'math_multi_turn' takes no 'max_turn'",
-            "did you mean 'max_turns'?",
-        ),
-        (
-            ("task.agent=tool_use", "task.agent_args.max_turns=many"),
-            "max_turns is 'many'",
-            "whole number",
-        ),
-        (
-            ("task.agent_args.turns=2",),
-            "agent 'math_single_step' takes no 'turns'",
-            "takes none",
-        ),
-        (("task.env_args={discount: yes}",), "discount is True", "use: number"),
-        (("task.env_args._turn=2",), "environment 'math_verify' takes no '_turn'", "'turns'"),
+        ("task.agent=math_multi_turn", "task.agent_args={max_turn: 3}"),
+        ("task.agent=tool_use", "task.agent_args.max_turns=many"),
+        ("task.agent_args.turns=2",),
+        ("task.env_args={discount: yes}",),
+        ("task.env_args._turn=2",),
     ],
 )
-def test_an_argument_that_a_plug_in_does_not_take_is_refused(
-    words: tuple[str, ...], what: str, fix: str
-) -> None:
-    with pytest.raises(ConfigError) as refused:
+def test_an_argument_that_a_plug_in_does_not_take_is_refused(words: tuple[str, ...]) -> None:
+    with golden.raises(ConfigError) as refused:
         make_plan("grpo-math-async", words, trial="a")
-    assert refused.value.what == what
-    assert fix in refused.value.fix
     assert refused.value.where.startswith("task.")
 
 
@@ -187,18 +172,17 @@ def test_equal_arguments_are_told_once(config: ExperimentConfig) -> None:
     calls = tuple(replace(call, name=name) for name in ("one", "two"))
     (problem,) = plugin_argument_problems(replace(config, model_rpcs=calls))
     assert problem.where == "call 'one', call 'two', interface 'sft'"
-    assert problem.fix == "leave it out: it takes none"
+    golden.check(problem)
 
 
 def test_an_unknown_plug_in_and_a_missing_argument_are_told(config: ExperimentConfig) -> None:
     call = replace(config.model_rpcs[0], interface_impl=ModelInterfaceAbstraction("ppo_acter"))
     (problem,) = plugin_argument_problems(replace(config, model_rpcs=(call,)))
-    assert (problem.what, "'ppo_actor'" in problem.fix) == ("no interface called 'ppo_acter'", True)
+    golden.check((problem.what, "'ppo_actor'" in problem.fix))
     (worker,) = config.model_worker
     data = replace(worker, datasets=(DatasetAbstraction("rollout_dump", {"folder": "/x"}),))
     (problem,) = plugin_argument_problems(replace(config, model_worker=(data,)))
-    assert problem.what == "dataset 'rollout_dump' needs keys"
-    assert problem.fix == "give it: list of texts"
+    golden.check(problem)
 
 
 def test_a_setting_out_of_range_is_told_once_by_its_own_name() -> None:
@@ -262,7 +246,7 @@ def test_a_users_plug_in_is_checked_by_its_fields_and_made_with_their_types(
         "backend 'mine' takes no 'made'",
     ]
     (missing,) = argument_problems("backend", "mine", {}, where="role 'a'")
-    assert missing.what == "backend 'mine' needs optimizer"
+    golden.check(missing)
     made = registry.make_backend(ModelBackendAbstraction("mine", GOOD))
     given = made.given if isinstance(made, Named) else vars(made)
     assert given["optimizer"] == OptimizerOptions(lr=0.5)
@@ -287,7 +271,7 @@ def test_what_the_worker_gives_is_no_argument(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(plugin_table.registered["dataset"], "mine", Questions)
     assert list(argument_problems("dataset", "mine", {"size": 2}, where="data")) == []
     (problem,) = argument_problems("dataset", "mine", {"seed": 2}, where="data")
-    assert problem.what == "dataset 'mine' takes no 'seed'"
+    golden.check(problem)
 
 
 # ---- the built-ins and their classes of arguments -------------------------------------------------
@@ -356,6 +340,5 @@ def test_arguments_of_reward_rules_are_checked_once(
     if what is None:
         assert make_plan(experiment, given, trial="a").phases
         return
-    with pytest.raises(ConfigError) as refused:
+    with golden.raises(ConfigError):
         make_plan(experiment, given, trial="a")
-    assert refused.value.what == what

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import golden
 import pytest
 
 from realsys.api import registry
@@ -71,32 +72,28 @@ def test_columns_name_fields_and_fields_within_fields() -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "what", "fix"),
+    "columns",
     [
-        ({"prompt": "probelm"}, "no column 'probelm'", "did you mean 'problem'"),
-        ({"prompt": "meta.tilte"}, "no column 'meta.tilte'", "'meta.title'"),
-        ({"prompt": "problem.x"}, "no column 'problem.x'", "a str has no fields"),
-        ({"prompt": "meta"}, "'meta' is a dict", ""),
-        ({}, "'prompt' is missing", "did you mean 'promt'"),
-        ({"prompt": "problem", "answer": "none"}, "'none' is null", ""),
-        ({"messages": "problem"}, "'problem' is a str, not a list of messages", "role"),
+        {"prompt": "probelm"},
+        {"prompt": "meta.tilte"},
+        {"prompt": "problem.x"},
+        {"prompt": "meta"},
+        {},
+        {"prompt": "problem", "answer": "none"},
+        {"messages": "problem"},
     ],
 )
-def test_a_column_that_is_not_there_is_told_with_the_nearest(
-    columns: dict[str, str], what: str, fix: str
-) -> None:
+def test_a_column_that_is_not_there_is_told_with_the_nearest(columns: dict[str, str]) -> None:
     record = {"problem": "1", "promt": "x", "meta": {"title": "t"}, "none": None, "answer": "1"}
-    with pytest.raises(DataError) as refused:
+    with golden.raises(DataError) as refused:
         shaped(record, **columns)
-    assert refused.value.what == what
-    assert fix in refused.value.fix
     assert refused.value.where == "r.jsonl:1"
 
 
 def test_an_answer_may_be_missing_where_a_rule_reads_the_record() -> None:
     assert shaped({"prompt": "a"}, needs_answer=False).answer is None
     assert shaped({"prompt": "a", "answer": ["1"]}, needs_answer=False).answer is None
-    with pytest.raises(DataError, match="'answer' is missing"):
+    with golden.raises(DataError):
         shaped({"prompt": "a"})
 
 
@@ -112,17 +109,17 @@ def test_a_conversation_is_a_prompt_and_its_last_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("messages", "what"),
+    "messages",
     [
-        ([], "'messages' is empty"),
-        ([{"role": "usr", "content": "a"}], "the role 'usr'"),
-        ([{"from": "human", "value": "a"}], "which has no role"),
-        ([{"role": "user", "content": [{"type": "image"}]}], "'messages.0.content' is a list"),
-        ([{"role": "assistant", "content": "a"}], "an answer and no question"),
+        [],
+        [{"role": "usr", "content": "a"}],
+        [{"from": "human", "value": "a"}],
+        [{"role": "user", "content": [{"type": "image"}]}],
+        [{"role": "assistant", "content": "a"}],
     ],
 )
-def test_messages_that_are_none_are_told(messages: list, what: str) -> None:
-    with pytest.raises(DataError, match=what):
+def test_messages_that_are_none_are_told(messages: list) -> None:
+    with golden.raises(DataError):
         shaped({"messages": messages})
 
 
@@ -163,9 +160,9 @@ def test_a_turn_that_the_template_rewrites_has_no_loss(tokenizer: Any) -> None:
         "<|user|>one<eos>\n<|assistant|>two<eos>\n"
         "<|user|>three<eos>\n<|assistant|>[<think>hm</think>four<eos>]\n"
     )
-    with pytest.raises(DataError, match="writes every assistant turn otherwise"):
+    with golden.raises(DataError):
         PromptTokenizer(tokenizer).conversation(chat[:3])
-    with pytest.raises(DataError, match="no assistant turn"):
+    with golden.raises(DataError):
         PromptTokenizer(tokenizer).conversation(chat[:1])
 
 
@@ -178,17 +175,17 @@ def test_a_system_prompt_stands_before_messages_that_have_none(tokenizer: Any) -
 
 def test_what_needs_a_template_is_refused_without_one(plain_tokenizer: Any) -> None:
     for given in ({"system": "a"}, {"template_args": {"a": 1}}):
-        with pytest.raises(DataError, match="no chat template"):
+        with golden.raises(DataError):
             PromptTokenizer(plain_tokenizer, **given)
-    with pytest.raises(DataError, match="no chat template"):
+    with golden.raises(DataError):
         PromptTokenizer(plain_tokenizer).text(tuple(CHAT))
-    with pytest.raises(DataError, match="no chat template"):
+    with golden.raises(DataError):
         PromptTokenizer(plain_tokenizer).conversation(CHAT)
 
 
 def test_a_template_that_refuses_messages_is_told(tokenizer: Any) -> None:
     tokenizer.chat_template = "{{ raise_exception('System role not supported') }}"
-    with pytest.raises(DataError, match="System role not supported") as refused:
+    with golden.raises(DataError) as refused:
         PromptTokenizer(tokenizer, system="a").text("one")
     assert refused.value.where == "messages of system, user"
 
@@ -210,7 +207,7 @@ def test_prompts_of_a_conversation_end_where_the_fine_tuned_answer_begins(
     assert tokens[: len(prompt)] == prompt
     assert mask[len(prompt) - 1 : len(prompt) + 1] == [True, False]
     short = MathSFT(**given, max_prompt_len=len(prompt), max_answer_len=1, needs_answer=False)
-    with pytest.raises(DataError, match=f"conversation has {len(tokens)} tokens, the limit is"):
+    with golden.raises(DataError):
         short.batch([0], ["x"])
 
 
@@ -224,7 +221,7 @@ def test_a_record_without_answer_can_be_asked_and_not_learnt(
     assert records_of(batch) == [{"prompt": "one", "tests": ["a"], "answer": ""}]
     without = MathPrompts(**given, needs_answer=False)
     assert tuple(without.batch([0], ["x"]).data) == without.keys == ("packed_prompts",)
-    with pytest.raises(DataError, match="no answer to learn") as refused:
+    with golden.raises(DataError) as refused:
         MathSFT(**given, needs_answer=False).batch([0], ["x"])
     assert refused.value.where == f"{path}:1"
 
@@ -307,6 +304,6 @@ def test_a_transform_that_gives_what_no_message_carries_is_told(
 ) -> None:
     registry.register_transform("odd", lambda r: {"prompt": "a", "answer": "b", "it": {object()}})
     data = numbers(tmp_path, tokenizer, transform=("odd",))
-    with pytest.raises(DataError, match="column 'it' holds a set") as refused:
+    with golden.raises(DataError) as refused:
         data.record(3)
     assert refused.value.where.endswith("r.jsonl:4")

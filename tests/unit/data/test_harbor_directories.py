@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import golden
 import pytest
 from harbor_tasks import FILES, write_task
 
@@ -142,7 +143,7 @@ def test_links_that_lead_out_of_a_folder_are_refused(tmp_path: Path, name: str) 
     (task / name).rename(tmp_path / "elsewhere")
     (task / name).symlink_to(tmp_path / "elsewhere")
     (found,) = faults(task)
-    assert found.startswith(f"{name}:1 {name} is a symbolic link")
+    golden.check(found)
 
 
 def test_links_within_a_folder_are_as_files(tmp_path: Path) -> None:
@@ -155,9 +156,7 @@ def test_links_within_a_folder_are_as_files(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_text(tmp_path: Path) -> None:
     (write_task(tmp_path) / "instruction.md").write_bytes(b"\xff\xfe")
-    assert faults(tmp_path) == [
-        "instruction.md:1 instruction.md can't be used: it is no UTF-8 text"
-    ]
+    golden.check(faults(tmp_path))
 
 
 def test_an_image_that_is_at_hand_needs_no_dockerfile_that_a_box_can_do(tmp_path: Path) -> None:
@@ -179,7 +178,7 @@ def test_task_directories_of_a_folder(tmp_path: Path) -> None:
     assert found == ["a", "b", "forgotten"]
     assert task_paths(tmp_path / "tasks/a") == [tmp_path / "tasks/a"]
     for path in (tmp_path / "tasks/docs", tmp_path / "nothing"):
-        with pytest.raises(DataError, match=r"0 folders in it have a task\.toml"):
+        with golden.raises(DataError):
             task_paths(path)
 
 

@@ -4,7 +4,9 @@ import gzip
 import json
 import logging
 import pickle
+import re
 
+import golden
 import pytest
 import torch
 
@@ -147,12 +149,12 @@ def test_too_long_names_the_record_and_both_numbers(tokenizer, file):
     lengths = [len(tokenize_prompt(tokenizer, r["prompt"])) for r in read_records(file)]
     limit = max(lengths) - 1
     first = next(i for i, n in enumerate(lengths) if n > limit)
-    told = f"prompt of record {first + 1} has {limit + 1} tokens, the limit is {limit}"
-    with pytest.raises(DataError, match=told):  # before any is asked for
+    with golden.raises(DataError) as refused:  # before any is asked for
         MathPrompts(max_prompt_len=limit, **arguments)
+    assert re.findall(r"\d+", refused.value.what) == [f"{first + 1}", f"{limit + 1}", f"{limit}"]
     MathPrompts(max_prompt_len=limit + 1, **arguments)
     answers = MathSFT(max_answer_len=1, **arguments)
-    with pytest.raises(DataError, match=r"answer of record 3 has .* the limit is 1") as error:
+    with golden.raises(DataError) as error:
         answers.batch([2], ["x"])
     assert "max_answer_len" in error.value.fix
     assert file in error.value.where
@@ -176,7 +178,7 @@ def test_records_with_long_prompts_are_left_out_and_counted(
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     arguments = {"tokenizer": tokenizer, "seed": 1, "split": split, "path": str(path)}
     arguments |= {"eval_size": 4, "max_prompt_len": 20}
-    with pytest.raises(DataError, match="the limit is 20"):
+    with golden.raises(DataError):
         made(**arguments)
     with caplog.at_level(logging.WARNING):
         data = made(long_prompts="drop", **arguments)
@@ -187,7 +189,7 @@ def test_records_with_long_prompts_are_left_out_and_counted(
     assert f"kept={len(kept)} dropped={(8 if split == 'train' else 4) - len(kept)}" in told
     whole = made(long_prompts="drop", **{**arguments, "max_prompt_len": 200})
     assert len(whole) == (8 if split == "train" else 4)
-    with pytest.raises(DataError, match="all"):
+    with golden.raises(DataError):
         made(long_prompts="drop", **{**arguments, "max_prompt_len": 2})
 
 
@@ -201,7 +203,7 @@ def test_a_source_of_a_mixture_leaves_its_own_out(tokenizer, file):
 
 
 def test_an_unknown_split_is_refused(tokenizer):
-    with pytest.raises(DataError, match="no split 'tests'"):
+    with golden.raises(DataError):
         MathPrompts(tokenizer=tokenizer, seed=1, split="tests")
 
 
@@ -230,29 +232,28 @@ def test_byte_order_mark_windows_lines_and_gzip_are_read(tmp_path):
         path.write_bytes(data)
         assert read_records(path) == expected
     path.write_bytes(gzip.compress(text.encode())[:-12])
-    with pytest.raises(DataError, match="can't be read"):
+    with golden.raises(DataError):
         read_records(path)
     path.write_bytes(b"\x1f\x8b not gzip")
-    with pytest.raises(DataError, match="can't be read"):
+    with golden.raises(DataError):
         read_records(path)
 
 
 @pytest.mark.parametrize(
-    ("record", "what", "advice"),
+    ("record", "advice"),
     [
-        ({"prompt": None, "answer": "3"}, "'prompt' is null", ""),
-        ({"prompt": "", "answer": "3"}, "'prompt' is empty", ""),
-        ({"prompt": "a", "answer": None}, "'answer' is null", ""),
-        ({"promt": "a", "answer": "3"}, "'prompt' is missing", "did you mean 'promt'?"),
+        ({"prompt": None, "answer": "3"}, ""),
+        ({"prompt": "", "answer": "3"}, ""),
+        ({"prompt": "a", "answer": None}, ""),
+        ({"promt": "a", "answer": "3"}, "did you mean 'promt'?"),
     ],
 )
-def test_what_a_record_lacks_is_told_as_it_is(tmp_path, record, what, advice):
+def test_what_a_record_lacks_is_told_as_it_is(tmp_path, record, advice):
     path = tmp_path / "q.jsonl"
     path.write_text(jsonl(record))
-    with pytest.raises(DataError, match=what) as error:
+    with golden.raises(DataError) as error:
         read_records(path)
     assert ("did you mean" in error.value.fix) == bool(advice)
-    assert advice in error.value.fix
 
 
 def test_tokens_of_prompts_and_answers_are_not_kept(tokenizer):
@@ -268,7 +269,7 @@ def test_a_record_of_lists_without_end_is_refused_by_its_line(tmp_path):
     path = tmp_path / "d.jsonl"
     deep = "[" * 100_000 + "]" * 100_000
     path.write_text(f'{{"prompt": "a", "answer": "1"}}\n{{"prompt": {deep}}}\n')
-    with pytest.raises(DataError, match="not JSON") as caught:
+    with golden.raises(DataError) as caught:
         read_records(str(path))
     assert caught.value.where.endswith(":2")
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import golden
 import pytest
 
 from realsys.api.errors import ConfigError, DataError
@@ -110,16 +111,15 @@ def test_shards_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
         records = open_records(path)
         assert list(records) == ROWS
         assert records.where(150) == f"{folder}/part-1.jsonl.gz:51"
-    with pytest.raises(DataError, match="no files of records"):
+    with golden.raises(DataError):
         open_records(f"{folder}/parts-*")
     named = tmp_path / "[v1]"
     named.mkdir()
     (named / "a.jsonl").write_text(jsonl(ROWS[:1]))
-    with pytest.raises(DataError, match="no files of records") as caught:
+    with golden.raises(DataError):
         open_records(f"{tmp_path}/[v1]/*.jsonl")
-    assert "write [[] for a [ of a name" in caught.value.fix
     assert list(open_records(f"{tmp_path}/[[]v1]/*.jsonl")) == ROWS[:1]
-    with pytest.raises(DataError, match="no files of records"):
+    with golden.raises(DataError):
         open_records(tmp_path)
 
 
@@ -134,11 +134,11 @@ def test_a_saved_dataset_is_its_arrow_files_in_their_order(tmp_path: Path) -> No
     (folder / "state.json").write_text(json.dumps(state))
     (folder.parent / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     assert list(open_records(folder)) == ROWS
-    with pytest.raises(DataError, match="holds the splits train, test") as refused:
+    with golden.raises(DataError) as refused:
         open_records(folder.parent)
     assert str(folder) in refused.value.fix
     (folder / "state.json").write_text(json.dumps({**state, "_indices_data_files": [{}]}))
-    with pytest.raises(DataError, match="files of indices"):
+    with golden.raises(DataError):
         open_records(folder)
 
 
@@ -164,7 +164,7 @@ def test_values_that_json_has_not_become_such_that_it_has(tmp_path: Path) -> Non
         "nested": [{"a": [1, None]}],
     }
     parquet.write_table(pyarrow.Table.from_pylist([{"image": b"\xff"}]), tmp_path / "i.parquet")
-    with pytest.raises(DataError, match="column 'image' holds a bytes"):
+    with golden.raises(DataError):
         list(open_records(tmp_path / "i.parquet"))
 
 
@@ -173,7 +173,7 @@ def test_a_row_group_too_large_for_memory_is_refused_with_the_way_out(
 ) -> None:
     path = written(tmp_path, "parquet")
     monkeypatch.setattr("realsys.data.sources.arrow_records.MAX_GROUP_BYTES", 100)
-    with pytest.raises(DataError, match="row group") as refused:
+    with golden.raises(DataError) as refused:
         open_records(path)
     assert "row_group_size" in refused.value.fix
 
@@ -229,7 +229,7 @@ def test_few_bytes_that_stand_for_many_are_refused_before_they_fill_the_memory(
     counted = pyarrow.proxy_memory_pool(usual)  # its largest is of this file alone
     pyarrow.set_memory_pool(counted)
     try:
-        with pytest.raises(DataError, match="unpacks to"):
+        with golden.raises(DataError):
             next(iter(open_records(path)))
     finally:
         pyarrow.set_memory_pool(usual)
@@ -278,33 +278,33 @@ def test_without_pyarrow_the_command_that_installs_it_is_named(
     path = tmp_path / "r.parquet"
     path.write_bytes(b"PAR1 and more")
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="pyarrow is not installed") as refused:
+    with golden.raises(ConfigError) as refused:
         open_records(path)
     assert "pip install 'realsys[data]'" in refused.value.fix
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "what", "where"),
+    ("name", "text", "where"),
     [
-        ("a.jsonl", '[\n{"a": 1}\n]\n', "not JSON", ":1"),
-        ("a.jsonl", '{"a": 1}\n[1]\n', "a list, not an object", ":2"),
-        ("a.jsonl", '{"a": 1}\n{"a": NaN}\n', "NaN is no finite number", ":2"),
-        ("a.csv", "a,b\n1,2\n1\n", "1 cells under 2 columns", ":3"),
-        ("a.csv", "a,a\n1,2\n", "names the columns", ":1"),
-        ("a.csv", 'a,b\n1,"2\n3,4\n', "can't be read", ":2"),
-        ("a.jsonl", "\n\n", "is empty", ""),
-        ("a.csv", "a,b\n", "is empty", ""),
-        ("a.parquet", "PAR1", "can't be read", ""),
+        ("a.jsonl", '[\n{"a": 1}\n]\n', ":1"),
+        ("a.jsonl", '{"a": 1}\n[1]\n', ":2"),
+        ("a.jsonl", '{"a": 1}\n{"a": NaN}\n', ":2"),
+        ("a.csv", "a,b\n1,2\n1\n", ":3"),
+        ("a.csv", "a,a\n1,2\n", ":1"),
+        ("a.csv", 'a,b\n1,"2\n3,4\n', ":2"),
+        ("a.jsonl", "\n\n", ""),
+        ("a.csv", "a,b\n", ""),
+        ("a.parquet", "PAR1", ""),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said_with_its_place(
-    tmp_path: Path, name: str, text: str, what: str, where: str
+    tmp_path: Path, name: str, text: str, where: str
 ) -> None:
     if name.endswith(".parquet"):
         pytest.importorskip("pyarrow")
     path = tmp_path / name
     path.write_text(text)
-    with pytest.raises(DataError, match=what) as refused:
+    with golden.raises(DataError) as refused:
         list(open_records(path))
     assert refused.value.where == f"{path}{where}"
 
@@ -312,9 +312,9 @@ def test_what_is_wrong_with_a_file_is_said_with_its_place(
 def test_what_is_no_file_to_read_is_refused_in_bounded_time(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.jsonl")
     for path in (tmp_path / "pipe.jsonl", Path("/dev/zero"), tmp_path / "none.jsonl"):
-        with pytest.raises(DataError, match="can't be read"):
+        with golden.raises(DataError):
             open_records(path)
-        with pytest.raises(DataError, match="can't be read"):
+        with golden.raises(DataError):
             sample_records(path)
 
 
@@ -322,7 +322,7 @@ def test_a_file_that_changes_while_it_is_read_is_told(tmp_path: Path) -> None:
     path = written(tmp_path, "jsonl")
     records = open_records(path)
     path.write_text(jsonl(ROWS[1:]))
-    with pytest.raises(DataError, match=r"changed while it is read(.|\n)*as it was and resume"):
+    with golden.raises(DataError):
         records[400]
 
 

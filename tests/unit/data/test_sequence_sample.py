@@ -1,5 +1,6 @@
 import time
 
+import golden
 import pytest
 import torch
 
@@ -66,7 +67,7 @@ def test_what_only_begins_and_ends_like_neighbours_is_gathered_id_by_id(order):
 
 def test_reorder_goes_by_name():
     assert_same(sample().reorder(["c", "a"]), sample().take([2, 0]))
-    with pytest.raises(DataError, match="'z'"):
+    with golden.raises(DataError):
         sample().reorder(["z"])
 
 
@@ -94,13 +95,13 @@ def test_unpacking_gives_one_sample_an_id():
 
 @pytest.mark.parametrize("parts", [[2, 2], [1], [[0], [0, 1, 2]], [[0, 1, 3]], [[0, 1]]])
 def test_a_split_must_hold_every_id_once(parts):
-    with pytest.raises(DataError, match="don't split 3 ids"):
+    with golden.raises(DataError):
         sample().split(parts)
 
 
 def test_an_index_outside_the_batch_is_refused():
     for index in (3, -1):
-        with pytest.raises(DataError, match=f"index {index} in a batch of 3"):
+        with golden.raises(DataError):
             sample().take([index])
 
 
@@ -142,12 +143,12 @@ def test_keys_are_selected_renamed_and_added():
     merged = sample().select(["hidden"]).update(scores)
     assert merged.keys == {"hidden", "scores"}
     assert torch.equal(merged.data["scores"], sample().data["rewards"])
-    with pytest.raises(DataError, match="no key 'reward'"):
+    with golden.raises(DataError):
         sample().select(["reward"])
 
 
 def test_updating_from_another_order_is_refused():
-    with pytest.raises(DataError, match="can't merge"):
+    with golden.raises(DataError):
         sample().update(sample().take([1, 0, 2]))
 
 
@@ -156,7 +157,7 @@ def test_pieces_and_their_bounds_are_flat():
     bounds = sample().cu_seqlens("packed_input_ids")
     assert bounds.dtype == torch.int32
     assert bounds.tolist() == [0, 2, 3, 6, 7, 8]
-    with pytest.raises(DataError, match="no key 'x'"):
+    with golden.raises(DataError):
         sample().cu_seqlens("x")
 
 
@@ -192,19 +193,19 @@ def test_of_a_split_id_each_run_has_its_rows_also_where_another_id_is_copied_who
 
 
 @pytest.mark.parametrize(
-    ("x", "message"),
+    "x",
     [
-        (torch.zeros(2), r"'x' has shape \(2,\), its seqlens add up to 3 rows"),
-        (torch.zeros(()), r"'x' has shape \(\), its seqlens add up to 3 rows"),
-        (torch.zeros(3, dtype=torch.float64), "'x' is float64, described as float32"),
-        (torch.zeros(3, 1), r"'x' has trailing shape \(1,\), described as \(\)"),
+        torch.zeros(2),
+        torch.zeros(()),
+        torch.zeros(3, dtype=torch.float64),
+        torch.zeros(3, 1),
     ],
 )
-def test_a_tensor_unlike_its_description_is_named(x, message):
+def test_a_tensor_unlike_its_description_is_named(x):
     meta = SequenceMeta(
         ids=("a",), seqlens={"x": ((3,),)}, dtypes={"x": "float32"}, trailing_shapes={"x": ()}
     )
-    with pytest.raises(DataError, match=message):
+    with golden.raises(DataError):
         SequenceSample.from_meta(meta, {"x": x})
 
 
@@ -214,9 +215,9 @@ def test_from_meta_picks_the_described_keys():
         SequenceSample.from_meta(whole.meta.select(["rewards"]), whole.data),
         whole.select(["rewards"]),
     )
-    with pytest.raises(DataError, match="no tensor for key 'hidden'"):
+    with golden.raises(DataError):
         SequenceSample.from_meta(whole.meta, whole.select(["rewards"]).data)
-    with pytest.raises(DataError, match="tensors for keys"):
+    with golden.raises(DataError):
         SequenceSample(whole.meta.select(["rewards"]), whole.data)
 
 
@@ -239,20 +240,20 @@ def test_cutting_64_ids_with_10_keys_takes_milliseconds():
 
 @pytest.mark.parametrize("lengths", [[None], [[None]], [["2"]], [[1.5]], None])
 def test_lengths_that_are_no_numbers_are_refused_with_their_key(lengths):
-    with pytest.raises(DataError, match="lengths of 'x' are not integers"):
+    with golden.raises(DataError):
         SequenceSample.from_tensors(["a"], {"x": lengths}, {"x": torch.zeros(2)})
 
 
 def test_negative_lengths_are_refused_with_their_id():
     """3 and -1 add up to the two rows that there are."""
-    with pytest.raises(DataError, match=r"'x' has lengths \[3, -1\] for id 'b'"):
+    with golden.raises(DataError):
         SequenceSample.from_tensors(["a", "b"], {"x": [[0], [3, -1]]}, {"x": torch.zeros(2)})
 
 
 @pytest.mark.parametrize("x", [None, [1.0, 2.0], 2.0])
 def test_what_is_no_tensor_is_refused(x):
-    with pytest.raises(DataError, match="instead of a tensor"):
+    with golden.raises(DataError):
         SequenceSample.from_tensors(["a"], {"x": [[2]]}, {"x": x})
     meta = SequenceSample.from_tensors(["a"], {"x": [[2]]}, {"x": torch.zeros(2)}).meta
-    with pytest.raises(DataError, match="instead of a tensor"):
+    with golden.raises(DataError):
         SequenceSample.from_meta(meta, {"x": x})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import golden
 import pytest
 
 from realsys.api.errors import DataError
@@ -98,5 +99,5 @@ def test_a_limit_takes_a_seeded_choice_of_the_questions() -> None:
     some = list(chosen_questions(1000, 10, seed=1))
     assert some == sorted(set(some)) == list(chosen_questions(1000, 10, seed=1))
     assert some != list(chosen_questions(1000, 10, seed=2))
-    with pytest.raises(DataError, match="no questions"):
+    with golden.raises(DataError):
         chosen_questions(0, 3, seed=1)

@@ -7,6 +7,7 @@ import math
 from itertools import combinations
 from pathlib import Path
 
+import golden
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -340,7 +341,7 @@ def test_pass_at_k_of_many_answers_is_exact():
 
 @pytest.mark.parametrize(("n", "c", "k"), [(4, 5, 1), (4, -1, 1), (4, 1, 0), (4, 1, 5)])
 def test_pass_at_k_of_nonsense_is_refused(n, c, k):
-    with pytest.raises(InternalError, match=f"pass@{k}"):
+    with golden.raises(InternalError):
         pass_at_k(n, c, k)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import golden
 import pytest
 
 from realsys.api.agent import Episode, Trajectory
@@ -83,12 +84,12 @@ def test_the_rule_is_told_the_question_whatever_the_trials_own_rule_was(
 
 
 @pytest.mark.parametrize(
-    ("id_", "question", "more", "what"),
+    ("id_", "question", "more"),
     [
-        ("1-0", "", [("again", False), ("3", True)], "several turns"),
-        ("1-0", "another", [], "its prompt is not that of the record now"),
-        ("1-1", "", [], "the data set has 1 records"),
-        ("mine", "", [], "the data set has 1 records"),
+        ("1-0", "", [("again", False), ("3", True)]),
+        ("1-0", "another", []),
+        ("1-1", "", []),
+        ("mine", "", []),
     ],
 )
 def test_what_can_not_be_rescored_is_an_error_that_names_the_datapoint(
@@ -97,11 +98,9 @@ def test_what_can_not_be_rescored_is_an_error_that_names_the_datapoint(
     id_: str,
     question: str,
     more: list[tuple[str, bool]],
-    what: str,
 ) -> None:
     asked = question or prompt(config)
     found = stored(config, tmp_path / "d", id_, [(asked, False), ("is 3", True), *more])
-    with pytest.raises(DataError) as caught:
+    with golden.raises(DataError) as caught:
         list(found)
-    assert what in caught.value.what
     assert id_ in caught.value.where

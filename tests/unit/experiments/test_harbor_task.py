@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import golden
 import pytest
 from harbor_tasks import FILES, write_task
 
@@ -47,8 +48,7 @@ def problems(task: HarborTask, batch_size: int = 4, model: str | None = None) ->
 def test_a_prompt_is_the_instruction_and_a_demand_for_a_script(tasks: Path) -> None:
     write_task(tasks / "t00", environment__Dockerfile="FROM a\nWORKDIR /data/x\n")
     (record, *_) = HarborTask(path=str(tasks / "t00"), eval_size=0).records("train", seed=1)
-    assert record["prompt"].startswith("Write 42 into answer.txt.\n\nAnswer with one bash script")
-    assert record["prompt"].endswith("in the folder /data/x.")
+    golden.check(record["prompt"])
     assert record["task_directory"] == str(tasks / "t00")
     own = HarborTask(path=str(tasks / "t00"), eval_size=0, instruction="Bash, in {workdir}!")
     assert own.records("train", seed=1)[0]["prompt"].endswith(".txt.\n\nBash, in /data/x!")
@@ -83,8 +83,8 @@ def test_the_rule_is_told_the_folders_to_check(tasks: Path) -> None:
 
 def test_a_plan_finds_everything_that_is_wrong(tasks: Path) -> None:
     assert problems(HarborTask(path=str(tasks), eval_size=4)) == []
-    assert problems(HarborTask()) == ["task harbor has no tasks"]
-    assert problems(HarborTask(path=str(tasks / "none"))) == ["0 folders in it have a task.toml"]
+    golden.check(problems(HarborTask()))
+    golden.check(problems(HarborTask(path=str(tasks / "none"))))
     few = "12 tasks are too few: 4 per batch and 9 held out"
     assert problems(HarborTask(path=str(tasks), eval_size=9)) == [few]
     apart = HarborTask(path=str(tasks), eval_path=str(tasks / "t03"), eval_size=1)
@@ -94,13 +94,8 @@ def test_a_plan_finds_everything_that_is_wrong(tasks: Path) -> None:
     write_task(tasks / "t01", **{"task.toml": "[environment]\ngpus = 1\n[[steps]]\n"})
     write_task(tasks / "t02", environment__Dockerfile="FROM a\nFROM b\n")
     found = problems(HarborTask(path=str(tasks), eval_path=str(tasks / "gone")))
-    assert found == [
-        "it asks for several steps, which a box does not have",
-        "it asks for GPUs, which a box does not have",
-        "stages before the last are not built",
-        "0 folders in it have a task.toml",
-    ]
-    with pytest.raises(DataError, match="it asks for several steps") as raised:
+    golden.check(found)
+    with golden.raises(DataError) as raised:
         HarborTask(path=str(tasks)).records("train", seed=1)
     assert raised.value.where.endswith("t01/task.toml:3")
 
@@ -109,7 +104,7 @@ def test_a_long_instruction_is_found_before_anything_starts(tasks: Path, model: 
     write_task(tasks / "t05", **{"instruction.md": "count " * 900})
     task = HarborTask(path=str(tasks), eval_size=4)
     (problem,) = task.problems(batch_size=4, tokenizer_dir=model)
-    assert "longer than 1024 tokens: t05 has" in problem.what
+    golden.check(problem)
     length = int(problem.what.split()[-1])
     assert problem.fix.startswith(f"raise task.max_prompt_len to {length},")
     assert problems(replace(task, max_prompt_len=length), model=model) == []
@@ -137,23 +132,17 @@ def test_fine_tuning_learns_the_solutions_as_answers(tasks: Path) -> None:
     (tasks / "t08/solution/solve.sh").unlink()
     (tasks / "t09/solution/data.txt").write_text("x")
     (problem,) = task.answer_problems()
-    assert problem.what.startswith("2 tasks have no solution that is solve.sh alone: ")
+    golden.check(problem)
     assert {"t08", "t09"} == set(problem.what.rpartition(": ")[2].split(", "))
 
 
 def test_warnings_of_what_this_node_lacks(tasks: Path) -> None:
     task = HarborTask(path=str(tasks), eval_size=4)
-    assert list(task.remarks(None)) == [
-        "images are not used (ubuntu:24.04): boxes have the programs of their node"
-    ]
+    golden.check(list(task.remarks(None)))
     docker = "FROM python:3.12\nRUN apt-get install -y no-such-program\n"
     test = FILES["tests/test.sh"] + "curl http://x\n"
     write_task(tasks / "t01", **{"environment/Dockerfile": docker, "tests/test.sh": test})
-    assert list(task.remarks(None)) == [
-        "nodes that score need packages that this one does not have: no-such-program (t01:2)",
-        "images are not used (python:3.12, ubuntu:24.04): boxes have the programs of their node",
-        "tests of 1 tasks use a network, which a box does not have: t01/tests/test.sh:3: curl",
-    ]
+    golden.check(list(task.remarks(None)))
     args = {"harbor": {"assume": ["no-such-program"], "images": ["t01=/x.sif"]}}
     assert len(list(replace(task, reward_args=args).remarks(None))) == 2
 

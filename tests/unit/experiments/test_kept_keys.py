@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import golden
 import pytest
 
 from experiments.asynchronous import Async, RolloutOnly
@@ -46,7 +47,7 @@ def test_what_narrows_sampling_needs_an_engine_that_tells_what_it_keeps(engine, 
     name, value = setting.split("=")
     gen = GenerationHyperparameters(**{name: float(value) if name == "top_p" else int(value)})
     (problem,) = Async(server_backend=engine).sampling_problems(gen)
-    assert f"{engine} does not tell which tokens {name} left over" in problem.what
+    golden.check(problem)
     assert problem.where == f"gen.{name} and schedule.server_backend"
     assert "server_backend=embedded" in problem.fix
     assert f"gen.{name}=" in problem.fix
@@ -98,5 +99,5 @@ def test_a_run_that_holds_answers_to_schemas_computes_over_what_they_left():
 def test_servers_that_hold_no_schema_are_refused(engine):
     schedule = Async(server_backend=engine)
     (problem,) = schedule.sampling_problems(GenerationHyperparameters(), by_schema=True)
-    assert f"{engine} does not hold answers to JSON schemas" in problem.what
+    golden.check(problem)
     assert problem.where == "task.agent_args.schema and schedule.server_backend"

@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import golden
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -207,7 +208,7 @@ def test_held_out_records_come_once_and_fine_tuning_has_all_sources(
 def test_a_source_without_records_is_told(file: str, tokenizer: Any) -> None:
     empty = FileTask(path=file, eval_size=9, reward="length")
     task = Mixture(sources={"sums": MathTask(train_size=4), "none": empty})
-    with pytest.raises(DataError, match="source 'none' has no records"):
+    with golden.raises(DataError):
         registry.make_dataset(task.prompts("train"), tokenizer=tokenizer, seed=1)
 
 
@@ -257,7 +258,7 @@ def test_one_answer_at_a_time_is_scored_the_same() -> None:
     rule = rule_of(BY_SOURCE, RULES)
     assert asyncio.run(rule.score(answer("slow"))).parts["slow/tries"] == 2.0
     assert asyncio.run(rule.score(answer("many"))).value == 3.0
-    with pytest.raises(RewardError, match="source 'other', which has no rule"):
+    with golden.raises(RewardError):
         asyncio.run(rule.score(answer("other")))
 
 
@@ -340,7 +341,7 @@ def test_workers_refuse_too_long_an_epoch_of_what_a_plan_could_not_count(
     assert FileTask(path=file, eval_size=4).counted_questions() == 5
     assert FileTask(path=file, eval_size=9).counted_questions() is None
     task = mixture(file, weights={"own": 1e9})
-    with pytest.raises(DataError, match="an epoch would have"):
+    with golden.raises(DataError):
         registry.make_dataset(task.prompts("train"), tokenizer=tokenizer, seed=1)
     held_out = registry.make_dataset(task.prompts("test"), tokenizer=tokenizer, seed=1)
     assert len(held_out) == 7
@@ -441,5 +442,5 @@ def test_a_curriculum_is_for_answers_that_are_sampled_and_trained_on(file: str) 
     ]
     experiment = grpo(task, actor=ModelOptions(path="/model"), schedule=RolloutOnly())
     (found,) = [p for p in experiment.problems() if "curriculum" in p.where]
-    assert "nothing trains with schedule=rollout" in found.what
+    golden.check(found)
     assert found.where == "task.curriculum and schedule"

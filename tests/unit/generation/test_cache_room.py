@@ -1,5 +1,6 @@
 """The cache of keys and values stays within its bound, whoever runs, and answers don't notice."""
 
+import golden
 import pytest
 import torch
 from hypothesis import given
@@ -225,7 +226,7 @@ def test_whose_bound_it_is(module):
     assert _cache_tokens(module, both, 3) == 9
     assert _cache_tokens(module, MicroBatchSpec(max_tokens_per_mb=7), 3) == 7
     assert _cache_tokens(module, None, 3) is None
-    with pytest.raises(ConfigError, match="max_cache_tokens is 0"):
+    with golden.raises(ConfigError):
         MicroBatchSpec(max_cache_tokens=0)
 
 
@@ -254,7 +255,7 @@ def test_a_server_on_a_gpu_leaves_room_for_the_weights_that_come(module, monkeyp
     assert bound(None, on_gpu=True) == 9999
     assert set(asked) == {(5, weights + 1000)}
     found[0] = 1
-    with pytest.raises(ConfigError, match="no room for the cache of 1024 tokens"):
+    with golden.raises(ConfigError):
         bound(None, on_gpu=True)
 
 

@@ -2,6 +2,7 @@
 
 import math
 
+import golden
 import pytest
 import torch
 from near import near
@@ -118,7 +119,7 @@ def test_max_tokens_bounds_the_rectangle_of_the_cache(module):
         engine.submit(request_of(rid, max_new_tokens=7))  # ten cells each
     engine.step()
     assert engine.num_running == 3
-    with pytest.raises(DataError, match=r"30 tokens leaves no room for an answer in max_tokens=30"):
+    with golden.raises(DataError):
         engine.submit(request_of("e", prompt=(5,) * 30, max_new_tokens=1))
     engine.submit(request_of("long", max_new_tokens=28))  # one more than there is room for
     outputs = finished(engine)
@@ -316,21 +317,21 @@ def test_an_answer_that_is_gone_on_with_is_not_read_again():
 
 
 @pytest.mark.parametrize(
-    ("request_", "message"),
+    "request_",
     [
-        (request_of("x", ()), "no tokens"),
-        (request_of("x", (1, 40)), "token 40 is not one of the model's 40"),
-        (request_of("x", (-1,)), "token -1"),
-        (request_of("x", (5,) * 128), "no room for an answer in max_position_embeddings=128"),
-        (request_of("x", position=4), "position 4 with a prompt of 3"),
-        (request_of("x", stop_texts=["."]), "no tokenizer"),
-        (request_of("here"), "another request has this rid"),
+        request_of("x", ()),
+        request_of("x", (1, 40)),
+        request_of("x", (-1,)),
+        request_of("x", (5,) * 128),
+        request_of("x", position=4),
+        request_of("x", stop_texts=["."]),
+        request_of("here"),
     ],
 )
-def test_impossible_requests_are_refused_and_change_nothing(module, request_, message):
+def test_impossible_requests_are_refused_and_change_nothing(module, request_):
     engine = ContinuousEngine(module)
     engine.submit(request_of("here"))
-    with pytest.raises(DataError, match=message):
+    with golden.raises(DataError):
         engine.submit(request_)
     assert engine.num_waiting == 1
 
@@ -340,7 +341,7 @@ def test_weights_that_are_not_numbers_say_so(module):
         parameter.fill_(float("nan"))
     engine = ContinuousEngine(module, version=7)
     engine.submit(request_of("a"))
-    with pytest.raises(InternalError, match=r"(?s)not finite.*version 7"):
+    with golden.raises(InternalError):
         engine.step()
 
 
@@ -367,7 +368,7 @@ def test_weights_of_eight_bits_change_logprobs_a_little(kind, mean, most):
         off += [abs(a - b) for a, b in zip(output.logprobs, exact, strict=True)]
     assert 0 < sum(off) / len(off) < mean
     assert max(off) < most
-    with pytest.raises(DataError, match="fast path"):
+    with golden.raises(DataError):
         ContinuousEngine(gpt2(), quantize=kind)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import golden
 import pytest
 import torch
 from real_trials import make_policy
@@ -141,7 +142,7 @@ def test_kept_sets_of_narrowed_sampling_are_refused_by_engines_that_do_not_tell_
         return answer
 
     if narrow:
-        with pytest.raises(ConfigError, match="does not tell which tokens"):
+        with golden.raises(ConfigError):
             asyncio.run(main())
     else:
         assert asyncio.run(main()).kept == [b""] * 5
@@ -221,7 +222,7 @@ def test_weights_that_do_not_come_or_fit_disturb_nobody(tmp_path: Path, why: str
     engine.fails = [why]
 
     async def main() -> None:
-        with pytest.raises(RealsysError, match=r"no answer to fetch|head is unknown"):
+        with golden.raises(RealsysError):
             await engine.update_weights(FROM_TRAINERS)
         assert (await engine.info()).weight_version == 0
 
@@ -244,7 +245,7 @@ def test_an_engine_with_half_of_the_weights_makes_no_token_and_is_started_again(
         request = GenerateRequest(rid="r", input_ids=(4,), sampling=Sampling())
         calls = [engine.ended(), engine.info(), engine.resume()]
         for call in (*calls, anext(engine.generate(request, stream=False))):
-            with pytest.raises(WorkerLost, match="while it took version 5 of the weights: no ans"):
+            with golden.raises(WorkerLost):
                 await call
 
     asyncio.run(main())
@@ -262,7 +263,7 @@ def test_an_engine_that_can_not_be_resumed_is_not_left_paused(tmp_path: Path, ti
             return
         with pytest.raises(WaitTimeout):
             await engine.update_weights(FROM_TRAINERS)
-        with pytest.raises(WorkerLost, match="is paused and can't be resumed: no answer to resume"):
+        with golden.raises(WorkerLost):
             await engine.ended()
 
     asyncio.run(main())
@@ -316,7 +317,7 @@ def test_an_engine_that_can_not_read_our_memory_says_what_to_do(
         monkeypatch.setattr(fronted, "readable_by", lambda _, place, can=readable: place in can)
         engine._find_place()
         assert words in caplog.text
-    with pytest.raises(ConfigError, match="can't read the weights that this worker fetched"):
+    with golden.raises(ConfigError):
         asyncio.run(engine.update_weights(FROM_TRAINERS))
     assert engine.heard == []
 

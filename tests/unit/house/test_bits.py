@@ -53,7 +53,7 @@ def test_the_first_difference_is_named_with_both_values(
     assert bits.compare(reference, other) == 1
     out = capsys.readouterr().out
     assert f"main, step 3, actor/grad_norm: {was!r} and {column[3]!r}" in out
-    assert "megatron: first difference: checkpoints/actor/step-000012/model.safetensors" in out
+    assert "checkpoints/actor/step-000012/model.safetensors" in out
     assert out.count("NO") == 2
 
 

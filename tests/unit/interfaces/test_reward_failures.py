@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import golden
 import numpy as np
 import pytest
 import torch
@@ -105,7 +106,7 @@ def test_all_else_is_refused_with_the_rules_name(rule: Any, value: Any) -> None:
     assert isinstance(error, RewardError)
     assert "reward rule 'mine'" in error.what
     assert "returned" in error.what
-    assert "not a finite number" in error.what
+    golden.check(error)
 
 
 @pytest.mark.parametrize("value", [1e308, -1e39, 10**30 * 10**9, 10**400, 10**9000], ids="abcde")
@@ -113,7 +114,7 @@ def test_a_number_beyond_float32_is_told_the_limit(rule: Any, value: Any) -> Non
     rule(lambda response: value)
     (error,) = RewardRule("mine").score_all([Completion(response="")])
     assert isinstance(error, RewardError)
-    assert f"a {type(value).__name__}, which is beyond ±3.4e+38, the limit of float32" in error.what
+    golden.check(error)
     assert "finite" not in error.what
 
 
@@ -125,7 +126,7 @@ def test_an_exception_of_a_rule_is_told_as_the_rules(rule: Any) -> None:
     (error,) = RewardRule("mine").score_all([Completion(response="")])
     assert isinstance(error, RewardError)
     line = broken.__code__.co_firstlineno + 1
-    assert error.what.startswith(f"test_reward_failures.py:{line} in broken: KeyError: 'unit'")
+    golden.check(error)
     assert error.where == f"test_reward_failures.py:{line} in broken, reward rule 'mine'"
     assert isinstance(error.__cause__, KeyError)
 
@@ -159,9 +160,7 @@ def test_where_no_record_has_a_reward_the_run_ends_with_the_rules_own_words(rule
     rule(lambda response: "a text")
     answers = [Completion(response="")]
     records = [Answered(id=str(i), prompt=lambda: "?", answers=answers) for i in range(4)]
-    with pytest.raises(
-        RewardError, match=r"^reward rule 'mine'.*; none of the first 4 records got a reward"
-    ):
+    with golden.raises(RewardError):
         SetAsideRecords().scores(RewardRule("mine"), records)
     one = SetAsideRecords()
     assert one.scores(RewardRule("mine"), records[:1]) == [
@@ -215,9 +214,7 @@ def test_a_record_without_a_reward_is_set_aside_with_all_its_answers(
 def test_too_many_of_them_end_the_run(rule: Any) -> None:
     rule(no_number_for(*map(str, range(9))))
     does, model = MathRewardInterface(reward="mine"), SimpleNamespace(tokenizer=Letters())
-    with pytest.raises(
-        RewardError, match=r"^reward rule 'mine' returned inf.*; 9 of 9 records got no reward"
-    ) as e:
+    with golden.raises(RewardError) as e:
         does.inference(model, asked(20), MB)  # type: ignore[arg-type]
     assert "record 0-8: 'ab'" in e.value.where
 
@@ -289,7 +286,7 @@ def test_a_minibatch_of_which_all_was_set_aside_is_passed_over(path: str) -> Non
 
 def test_a_batch_without_any_reward_says_where_to_look(path: str) -> None:
     data = experience(path, [NAN] * 12)
-    with pytest.raises(DataError, match="none of the 12 answers"):
+    with golden.raises(DataError):
         prepare_experience(data, PPOSettings(), kl_coef=0.0, ranks=DataParallel())
 
 
@@ -364,7 +361,7 @@ def test_held_out_answers_without_a_score_are_in_no_figure(rule: Any) -> None:
     assert (found["num_problems"], found["num_unscored"]) == (4, 1)
     plugin_table.registered["reward"]["mine"] = lambda response: {}["none"]
     made_rule.cache_clear()
-    with pytest.raises(RewardError, match="9 of 9 records got no reward"):
+    with golden.raises(RewardError):
         evaluated(20)
 
 
@@ -445,9 +442,7 @@ def test_a_rule_that_never_gives_a_number_ends_the_run() -> None:
         for _ in range(10):
             for ticket in await take(desk):
                 await unscored(desk, ticket)
-        with pytest.raises(
-            RolloutError, match=r"'mine' returned inf.*; 9 of 9 records got no reward"
-        ):
+        with golden.raises(RolloutError):
             await desk.load(1)
 
     asyncio.run(asyncio.wait_for(story(), 100))

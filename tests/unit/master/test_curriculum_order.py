@@ -4,6 +4,7 @@ import random
 from collections import Counter
 from fractions import Fraction
 
+import golden
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -149,7 +150,7 @@ def test_a_record_is_not_drawn_before_the_steps_that_decide_about_it_are_trained
     order = curriculum(lag=1)
     order.indexed_ids(1)
     order.indexed_ids(2)
-    with pytest.raises(InternalError, match="of step 3 is drawn after step 0, with a lag of 1"):
+    with golden.raises(InternalError):
         order.draw(3)
     order.trained(1)
     order.draw(3)
@@ -191,12 +192,12 @@ def test_a_restored_order_goes_on_as_the_one_that_was_never_interrupted(lag):
 
 def test_a_checkpoint_of_other_data_is_refused():
     state = curriculum({"a": 3, "b": 2}).snapshot()
-    with pytest.raises(CheckpointError, match=r"began with \{'a': 3, 'b': 2\} records"):
+    with golden.raises(CheckpointError):
         curriculum({"a": 2, "b": 3}).restore(state)
 
 
 def test_one_source_is_no_choice():
-    with pytest.raises(ConfigError, match="chooses among sources, and the data set has 1"):
+    with golden.raises(ConfigError):
         curriculum({"a": 3})
 
 

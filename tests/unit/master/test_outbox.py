@@ -4,6 +4,7 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 
+import golden
 import pytest
 
 from realsys.api.errors import LeaseLost, StaleAttempt, StoreUnavailable, WaitTimeout
@@ -134,7 +135,7 @@ def test_who_must_publish_waits_for_the_store_and_no_longer_than_it_may():
     async def run():
         outbox = site.outbox(patience_s=0.0)
         site.put(outbox, "the end")
-        with pytest.raises(WaitTimeout, match=r"^the end could not be published for 0 s: etcd did"):
+        with golden.raises(WaitTimeout):
             await outbox.drain()
         site.away = False
         await outbox.drain()
@@ -165,7 +166,7 @@ def test_what_waits_is_shown_in_the_middle_of_a_long_step_and_a_refusal_is_told(
 
         outbox.put("step 2", refuse)
         await until(task.done)
-        with pytest.raises(StaleAttempt, match="attempt 2"):
+        with golden.raises(StaleAttempt):
             await outbox.flush()
 
     asyncio.run(run())

@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
+import golden
 import pytest
 from checkpoints import commit
 
@@ -213,7 +214,7 @@ def test_a_checkpoint_of_other_workers_is_refused(tmp_path, workers, caplog):
     checkpoint(tmp_path, 1)
     with caplog.at_level(logging.WARNING):
         assert newest_step(tmp_path, workers) is None
-    assert "it is of workers ['model_worker/0', 'model_worker/1'], not" in caplog.text
+    golden.check(caplog.text)
 
 
 # ---- a crash between two steps of a commit --------------------------------------------------------
@@ -391,7 +392,7 @@ def test_what_an_older_attempt_wrote_after_a_newer_one_went_on_is_not_taken(tmp_
     assert newest_step(tmp_path) == 12
     with caplog.at_level(logging.WARNING):
         assert newest_step(tmp_path, lineage=lineage((1, 0, 0), (2, 10, 1))) == 10
-    assert "step-000012.1 reason=it does not count" in caplog.text
+    golden.check(caplog.text)
 
 
 def test_what_the_newer_one_wrote_is_taken(tmp_path):
@@ -469,9 +470,8 @@ def test_a_full_disk_is_told_and_the_older_one_stays(tmp_path, monkeypatch, call
     folder = begin(tmp_path, step=2, attempt=1)
     saved = write_states(folder, 2)
     monkeypatch.setattr(os, call, refusing(errno.ENOSPC))
-    with pytest.raises(ClusterError) as full:
+    with golden.raises(ClusterError) as full:
         commit(folder, step=2, attempt=1, saved=saved, keep=2, lineage=EVERYTHING)
-    assert "No space left on device" in full.value.what
     assert full.value.where == str(tmp_path / "step-000002.1")
     assert "resume" in full.value.fix
     assert newest_step(tmp_path) == 1
@@ -480,7 +480,7 @@ def test_a_full_disk_is_told_and_the_older_one_stays(tmp_path, monkeypatch, call
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS])
 def test_a_folder_that_can_t_be_made_is_told(tmp_path, monkeypatch, number):
     monkeypatch.setattr(os, "mkdir", refusing(number))
-    with pytest.raises(ClusterError, match="folder can't be made") as refused:
+    with golden.raises(ClusterError) as refused:
         begin(tmp_path, step=2, attempt=1)
     assert os.strerror(number) in refused.value.what
 
@@ -524,16 +524,13 @@ def test_a_checkpoint_that_the_ledger_does_not_cover_is_passed_over(tmp_path, ca
     write_ledger(ledger, range(1, 98))  # its end is lost
     assert look().step == 50
     assert asked == [(1, 100), (1, 100), (1, 50)]
-    assert "check step 98, 99, 100. The record of what was trained on" in caplog.text
+    golden.check(caplog.text)
     write_ledger(ledger, range(1, 11))
-    with pytest.raises(CheckpointError) as caught:
+    with golden.raises(CheckpointError) as caught:
         look()
-    assert "each step of the checkpoint of step 100: check step 11, 12, 13, 14, 15 and 85 more" in (
-        caught.value.what
-    )
     assert str(ledger) in caught.value.where
     ledger.unlink()
-    with pytest.raises(CheckpointError, match="of the checkpoint of step 100"):
+    with golden.raises(CheckpointError):
         look()
 
 

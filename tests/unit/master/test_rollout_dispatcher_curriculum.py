@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 
+import golden
 import msgspec
 import pytest
 from test_rollout_dispatcher import Cleared, delivery, run, take
@@ -147,7 +148,7 @@ def test_answers_that_do_not_say_whether_they_are_correct_end_the_run():
         desk, _ = await make_desk(max_staleness=0)
         for ticket in await take(desk):
             await desk.handle(delivery(ticket))
-        with pytest.raises(RolloutError, match="nothing says how many answers to prompt 0-"):
+        with golden.raises(RolloutError):
             await train(desk, 1)
 
     run(story())
@@ -157,7 +158,7 @@ def test_workers_with_other_sources_are_refused():
     async def story():
         desk, _ = await make_desk(max_staleness=0)
         other = msgspec.structs.replace(ask, worker="v", source_items={"a": 5, "b": 5})
-        with pytest.raises(RolloutError, match=r"its sources have \{'a': 5, 'b': 5\} records"):
+        with golden.raises(RolloutError):
             await desk.handle(other)
 
     run(story())

@@ -1,5 +1,7 @@
 """Weight movements as requests: who takes part, and which are not needed."""
 
+import golden
+
 from realsys.api.dataflow import MFCDef, OffloadHook, ParamReallocHook
 from realsys.api.model import (
     ModelInterfaceAbstraction,
@@ -50,7 +52,7 @@ def test_both_ends_of_a_copy_take_part():
     (movement,) = WeightHooks(HELD).before(GEN, step=4)
     request = Reallocate(order=0, call="actor_gen", step=4, source="actor@0", target="actor@1")
     assert made(movement) == {0: request, 1: request, 2: request}
-    assert movement.what == "weights actor@0 → actor@1"
+    golden.check(movement)
 
 
 def test_weights_are_copied_again_only_when_the_source_was_trained():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
+import golden
 
 from realsys.api.errors import CheckpointError
 from realsys.api.model import (
@@ -49,7 +49,7 @@ def test_a_tokenizer_of_other_texts_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "words.jsonl"
     state = shards_of(file, "uranus").state_dict()
     shards_of(file, "uranus").load_state_dict(state, where="here")
-    with pytest.raises(CheckpointError, match="model@0 now stand for other texts"):
+    with golden.raises(CheckpointError):
         shards_of(file, "neptune").load_state_dict(state, where="here")
 
 

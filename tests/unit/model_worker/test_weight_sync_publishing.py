@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import golden
 import pytest
 import torch
 from weight_sync_world import Receiver, assert_same
@@ -115,7 +116,7 @@ def test_a_parked_engine_is_taken_back(tiny_policy):
 def test_a_version_is_published_once(tiny_policy):
     world = World(tiny_policy)
     world.publish(3)
-    with pytest.raises(InternalError, match="version 3 of actor@0 is to be published after"):
+    with golden.raises(InternalError):
         world.publish(3)
 
 
@@ -125,7 +126,7 @@ def test_half_the_bytes_in_bfloat16_and_no_dtype_of_another_name(tiny_policy):
     expected = {name: x.bfloat16() for name, x in world.whole().items()}
     assert_same(Receiver(world).fetch(source, timeout_s=240), expected)
     assert said.num_bytes == sum(2 * x.numel() for x in expected.values())
-    with pytest.raises(ConfigError, match="'int4'"):
+    with golden.raises(ConfigError):
         World(tiny_policy, wire_dtype="int4")
 
 
@@ -152,5 +153,6 @@ def test_an_engine_that_holds_another_type_than_its_backend_says_gives_nothing(t
     shards.models = world.publications._shards.models
     shards.sources = world.publications._shards.sources
     others = WeightPublications(shards, [world.config], worker=0, store=TensorStore())
-    with pytest.raises(InternalError, match=r"float32, the plan sends torch\.bfloat16"):
+    with pytest.raises(InternalError) as refused:
         others.publish(str(NAME), 0)
+    assert "torch.bfloat16" in refused.value.what

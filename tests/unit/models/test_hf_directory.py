@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 
+import golden
 import pytest
 
 from realsys.api.errors import CheckpointError
@@ -91,13 +92,13 @@ def test_half_written_weights_are_refused_with_both_sizes(model_dir):
     file.write_bytes(b"")
     assert "found 0" in refusal(model_dir).what
     file.write_bytes(whole + b"more")
-    assert "longer than its header says" in refusal(model_dir).what
+    golden.check(refusal(model_dir))
 
 
 def test_a_header_that_is_no_json_is_refused(model_dir):
     for text in (b"not json", b"[]", b'{"a": {"shape": [2]}}'):
         (model_dir / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
-        assert "no readable safetensors header" in refusal(model_dir).what
+        golden.check(refusal(model_dir))
 
 
 def test_a_lost_or_torn_shard_is_named(sharded_dir):
@@ -128,7 +129,7 @@ def test_what_is_missing_is_named(model_dir):
     (model_dir / "model.safetensors").unlink()
     assert "no weights" in refusal(model_dir).what
     (model_dir / "config.json").write_text('{"vocab_size": ')
-    assert "config.json is not JSON" in refusal(model_dir).what
+    golden.check(refusal(model_dir))
     (model_dir / "config.json").unlink()
     assert "config.json is missing" in refusal(model_dir).what
     assert "no directory" in refusal(model_dir / "absent").what

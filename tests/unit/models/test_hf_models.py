@@ -3,6 +3,7 @@
 import json
 import logging
 
+import golden
 import pytest
 import torch
 from near import assert_near
@@ -115,7 +116,7 @@ def test_a_save_that_fails_leaves_the_old_directory(llama_dir, tokenizer):
         def save_pretrained(self, path):
             raise OSError(28, "No space left on device")
 
-    with pytest.raises(OSError, match="No space"):
+    with golden.raises(OSError):
         save_hf(tiny_llama(), FullDisk(), llama_dir)
     assert (llama_dir / "model.safetensors").read_bytes() == before
     load_tokenizer(llama_dir)
@@ -138,20 +139,20 @@ def test_missing_weights_are_an_error_that_names_them(llama_dir):
     lost = "model.layers.1.mlp.up_proj.weight"
     rewrite_weights(llama_dir, lambda w: {k: v for k, v in w.items() if k != lost})
     for load in (load_causal_lm, load_critic):
-        with pytest.raises(CheckpointError, match=lost):
+        with golden.raises(CheckpointError):
             load(llama_dir)
 
 
 def test_weights_of_another_shape_are_an_error(llama_dir):
     rewrite_weights(llama_dir, lambda w: {k: v[:1].clone() for k, v in w.items()})
-    with pytest.raises(CheckpointError, match="shapes differ from config"):
+    with golden.raises(CheckpointError):
         load_causal_lm(llama_dir)
 
 
 def test_half_written_weights_are_an_error(llama_dir):
     file = llama_dir / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-4])
-    with pytest.raises(CheckpointError, match="half-written"):
+    with golden.raises(CheckpointError):
         load_causal_lm(llama_dir)
 
 
@@ -177,7 +178,7 @@ def test_code_in_a_directory_is_not_run(llama_dir):
     (llama_dir / "config.json").write_text(json.dumps(config))
     (llama_dir / "mine.py").write_text("raise SystemExit('was run')")
     for load in (load_hf_config, load_causal_lm):
-        with pytest.raises(CheckpointError, match="its own code"):
+        with golden.raises(CheckpointError):
             load(llama_dir)
 
 
@@ -205,11 +206,11 @@ def test_a_critic_comes_back_from_its_own_directory(make, head, tmp_path, tokeni
     assert again(IDS).logits.abs().sum() > 0
     fresh = load_critic(tmp_path / "critic", init_head="zero")
     assert fresh(IDS).logits.abs().sum() == 0
-    assert "critic head of the checkpoint not used" in caplog.text
+    golden.check(caplog.text)
 
 
 def test_a_head_that_is_not_there_is_an_error(llama_dir):
-    with pytest.raises(CheckpointError, match=r"score\.weight is missing"):
+    with golden.raises(CheckpointError):
         load_critic(llama_dir, init_head="from_checkpoint")
 
 
@@ -222,7 +223,7 @@ def test_tokenizer_pads_on_the_left_with_eos_if_it_has_no_pad(llama_dir):
 
 def test_a_missing_tokenizer_is_an_error(llama_dir):
     (llama_dir / "tokenizer.json").unlink()
-    with pytest.raises(CheckpointError, match="no tokenizer"):
+    with golden.raises(CheckpointError):
         load_tokenizer(llama_dir)
     load_causal_lm(llama_dir)  # weights alone will do
 
@@ -244,33 +245,26 @@ def _write(**texts):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "load", "told"),
+    ("spoil", "load"),
     [
-        (_edit(model_type="nope"), load_hf_config, "transformers has no model_type 'nope'"),
-        (_write(config__json="{}"), load_hf_config, "config.json has no model_type"),
-        (
-            _edit(model_type="nope", auto_map={"AutoConfig": "configuration_x.X"}),
-            load_hf_config,
-            "its own code, which realsys does not run",
-        ),
-        (_write(config__json="{"), load_hf_config, "one of its JSON files is invalid"),
-        (_write(tokenizer__json="{"), load_tokenizer, "JSON files is invalid: Expecting property"),
-        (_write(tokenizer__json="{}"), load_tokenizer, "unknown or missing name: 'added_tokens'"),
-        (_write(tokenizer__model="x"), load_tokenizer, "its tokenizer's format must be converted"),
-        (_edit(hidden_act="nopeact"), load_causal_lm, "unknown or missing name: 'nopeact'"),
-        (_edit(hidden_size=-4), load_causal_lm, "a size below 0: -4"),
-        (_edit(intermediate_size=32), load_causal_lm, "shapes differ from config.json"),
-        (_edit(num_attention_heads=3), load_causal_lm, "is invalid: The hidden size (16) is not"),
+        (_edit(model_type="nope"), load_hf_config),
+        (_write(config__json="{}"), load_hf_config),
+        (_edit(model_type="nope", auto_map={"AutoConfig": "configuration_x.X"}), load_hf_config),
+        (_write(config__json="{"), load_hf_config),
+        (_write(tokenizer__json="{"), load_tokenizer),
+        (_write(tokenizer__json="{}"), load_tokenizer),
+        (_write(tokenizer__model="x"), load_tokenizer),
+        (_edit(hidden_act="nopeact"), load_causal_lm),
+        (_edit(hidden_size=-4), load_causal_lm),
+        (_edit(intermediate_size=32), load_causal_lm),
+        (_edit(num_attention_heads=3), load_causal_lm),
     ],
 )
-def test_what_transformers_says_of_a_directory_is_told_in_one_line_of_ours(
-    tmp_path, spoil, load, told
-):
+def test_what_transformers_says_of_a_directory_is_told_in_one_line_of_ours(tmp_path, spoil, load):
     tiny_llama().save_pretrained(tmp_path)
     spoil(tmp_path)
-    with pytest.raises(CheckpointError) as refused:
+    with golden.raises(CheckpointError) as refused:
         load(tmp_path)
-    assert told in refused.value.what
     assert "\n" not in refused.value.what + refused.value.fix
     assert "http" not in refused.value.what
     assert "ignore_mismatched" not in refused.value.what

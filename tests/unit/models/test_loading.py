@@ -3,6 +3,7 @@
 import json
 import logging
 
+import golden
 import pytest
 import torch
 from near import assert_near
@@ -212,7 +213,7 @@ def test_files_without_the_models_prefix_are_for_transformers(folders, tmp_path,
     )
     with caplog.at_level(logging.INFO, logger="realsys"):
         must_be_equal(load_causal_lm(bare), AutoModelForCausalLM.from_pretrained(bare))
-    assert "loaded whole by transformers" in caplog.text
+    golden.check(caplog.text)
 
 
 def test_float32_weights_are_read_as_such_into_a_bfloat16_models_masters(folders):
@@ -287,7 +288,7 @@ def test_a_weight_that_never_comes_is_an_error_and_leaves_the_old_directory(fold
     save_hf(module, None, tmp_path / "m")
     kinds = {n: WeightSpec.of(x) for n, x in module.named_parameters()}
     some = [(n, x * 2) for n, x in module.named_parameters()][:-1]
-    with pytest.raises(InternalError, match=r"1 weights never came, e\.g\. lm_head\.weight"):
+    with golden.raises(InternalError):
         save_hf(module, None, tmp_path / "m", weights=StreamedWeights(kinds, some))
     must_be_equal(load_causal_lm(tmp_path / "m"), module)
 
@@ -332,7 +333,7 @@ def test_a_file_that_changes_while_it_is_read_is_named(folders, tmp_path, damage
     file.unlink()
     if damage == "another":
         save_file({"x": torch.zeros(2)}, file)
-    with pytest.raises(CheckpointError, match=r"model\.norm\.weight can't be read") as refused:
+    with golden.raises(CheckpointError) as refused:
         source.read("model.norm.weight", (0,), (2,))
     assert refused.value.where == str(file)
 

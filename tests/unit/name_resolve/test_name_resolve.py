@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import golden
 import pytest
 from name_resolve_cases import *  # noqa: F403 (the suite)
 from name_resolve_cases import run_threads
@@ -105,7 +106,7 @@ def store(open_another: OpenAnother) -> NameResolve:
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", "."])
 def test_names_that_would_break_keys_are_refused(name: str):
-    with pytest.raises(ConfigError, match="trial"):
+    with golden.raises(ConfigError):
         TrialKeys(cluster="site", user="anna", experiment="ppo", trial=name)
 
 
@@ -115,7 +116,7 @@ def test_a_lease_renewed_too_late_is_lost_though_nobody_looked(
     lease = store.grant(ttl_s=10)
     store.add(f"{ROOT}/worker/0", b"x", lease=lease)
     clock.now_s += 10.5
-    with pytest.raises(LeaseLost, match=r"10\.5 s"):
+    with golden.raises(LeaseLost):
         lease.keep_alive()
     assert store.find_subtree(ROOT) == []
 
@@ -233,13 +234,13 @@ def test_the_store_stays_in_its_folder(tmp_path: Path):
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path):
     (tmp_path / "checkpoint.pt").write_text("x")
-    with pytest.raises(ConfigError, match=r"checkpoint\.pt"):
+    with golden.raises(ConfigError):
         FileStore(tmp_path)
-    with pytest.raises(ConfigError, match="root folder"):
+    with golden.raises(ConfigError):
         FileStore(Path("/tmp/.."))
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "FORMAT").write_text("layout 99")
-    with pytest.raises(ConfigError, match="layout 99"):
+    with golden.raises(ConfigError):
         FileStore(tmp_path / "store")
 
 
@@ -248,11 +249,11 @@ def test_a_damaged_or_removed_store_is_unavailable(tmp_path: Path):
     store = FileStore(root)
     store.add(f"{ROOT}/a", b"x")
     (root / "log" / f"{2:016d}").write_bytes(b"\xc1 no msgpack")
-    with pytest.raises(StoreUnavailable, match="revision 2"):
+    with golden.raises(StoreUnavailable):
         store.get(f"{ROOT}/a")
     for file in (root / "log").iterdir():
         file.unlink()
-    with pytest.raises(StoreUnavailable, match="removed"):
+    with golden.raises(StoreUnavailable):
         store.get(f"{ROOT}/a")
     store.close()
 
@@ -260,7 +261,7 @@ def test_a_damaged_or_removed_store_is_unavailable(tmp_path: Path):
 def test_a_held_lock_ends_in_an_error_and_never_in_a_hang(tmp_path: Path):
     holder = FileStore(tmp_path / "store")
     waiter = FileStore(tmp_path / "store", lock_timeout_s=0.1)
-    with holder._log.exclusive(), pytest.raises(StoreUnavailable, match=r"lock for 0\.1 s"):
+    with holder._log.exclusive(), golden.raises(StoreUnavailable):
         waiter.add(f"{ROOT}/a", b"x")
     waiter.add(f"{ROOT}/a", b"x")
     holder.close()
@@ -295,12 +296,12 @@ def test_a_store_that_can_not_be_opened_keeps_no_descriptors(tmp_path: Path):
     (root / "FORMAT").write_text("layout 99")
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
-        with pytest.raises(ConfigError, match="layout 99"):
+        with golden.raises(ConfigError):
             FileStore(root)
     (root / "FORMAT").write_bytes(commit_log.FORMAT)
     (root / "snapshots" / f"{0:016d}").write_bytes(b"\xc1 no msgpack")
     for _ in range(20):
-        with pytest.raises(StoreUnavailable, match="snapshot"):
+        with golden.raises(StoreUnavailable):
             FileStore(root)
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -409,10 +410,10 @@ def test_stores_open_by_address(tmp_path: Path):
 
 @pytest.mark.parametrize("url", ["redis://a:2379", "fiel:///tmp/x", "/tmp/x", "", "file://host/x"])
 def test_unknown_addresses_are_explained(url: str):
-    with pytest.raises(ConfigError, match=r"file:///") as caught:
+    with golden.raises(ConfigError) as caught:
         open_store(url)
     if url.startswith("fiel"):
-        assert "did you mean 'file'" in caught.value.fix
+        golden.check(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -429,12 +430,12 @@ def test_addresses_of_etcd_name_its_servers(url: str, endpoints: tuple[str, ...]
 
 @pytest.mark.parametrize("url", ["etcd://", "etcd://a,", "etcd://me:secret@a", "etcd://a:port"])
 def test_addresses_without_a_server_are_refused(url: str):
-    with pytest.raises(ConfigError, match="host:port"):
+    with golden.raises(ConfigError):
         open_store(url)
 
 
 def test_a_jobs_own_etcd_needs_its_access():
-    with pytest.raises(ConfigError, match="access file"):
+    with golden.raises(ConfigError):
         open_store("etcd+job://")
 
 
@@ -450,14 +451,14 @@ def test_an_access_is_handed_on_in_a_file_of_its_owner(tmp_path: Path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert os.listdir(tmp_path) == ["access"]
     assert "secret" not in repr(ACCESS) + ACCESS.where
-    with pytest.raises(ConfigError, match="File exists"):
+    with golden.raises(ConfigError):
         ACCESS.to_file(path)
     path.chmod(0o640)
-    with pytest.raises(ConfigError, match="mode 0640"):
+    with golden.raises(ConfigError):
         EtcdAccess.from_file(path)
     path.chmod(0o600)
     path.write_text('{"endpoints": "secret"}')
-    with pytest.raises(ConfigError, match="can't be understood"):
+    with golden.raises(ConfigError):
         EtcdAccess.from_file(path)
 
 
@@ -473,16 +474,16 @@ def test_an_access_is_read_from_the_files_of_a_cluster(tmp_path: Path):
         key_file=str(tmp_path / "key"),
     )
     (tmp_path / "key").chmod(0o644)
-    with pytest.raises(ConfigError, match=r"key has mode 0644.*"):
+    with golden.raises(ConfigError):
         EtcdAccess.from_spec(("a:1",), spec)
     (tmp_path / "key").chmod(0o600)
     access = EtcdAccess.from_spec(("a:1",), spec)
     assert (access.user, access.password, access.ca_pem) == ("anna", "secret", "CA")
     assert (access.cert_pem, access.key_pem) == ("CERT", "KEY")
     (tmp_path / "ca").unlink()
-    with pytest.raises(ConfigError, match="authority can't be read: No such file"):
+    with golden.raises(ConfigError):
         EtcdAccess.from_spec(("a:1",), spec)
-    with pytest.raises(ConfigError, match="only one of user and password"):
+    with golden.raises(ConfigError):
         EtcdAccess.from_spec(("a:1",), EtcdSpec(user="anna"))
 
 

@@ -12,6 +12,7 @@ import types
 from pathlib import Path
 from typing import Any
 
+import golden
 import pytest
 
 from realsys.api.errors import ClusterError, ConfigError, DataError
@@ -84,7 +85,7 @@ def test_values_that_are_no_number_become_text_with_a_warning_that_names_the_key
     line = PhaseFiles(tmp_path).metrics.read_text()
     assert json.loads(line) == {"down": "-inf", "fine": 1.0, "kl": "nan", "step": 2, "up": "inf"}
     assert [r.levelname for r in caplog.records] == ["WARNING"] * 3
-    assert "metric not finite key=kl value=nan at_step=2" in caplog.text
+    golden.check(caplog.text)
     assert "fine" not in caplog.text
 
 
@@ -172,17 +173,17 @@ def test_no_rows_make_an_empty_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content",
     [
-        (b'{"step": 1}\n\0\0\0\n{"step": 2}\n', "1 damaged lines: 2"),
-        (b'{"step": 1}\n[1]\n{"step": 2}\n', "1 damaged lines: 2"),
-        (b'{"step": 1}\n{"stop": 2}\n', "row 2 has no step"),
+        b'{"step": 1}\n\0\0\0\n{"step": 2}\n',
+        b'{"step": 1}\n[1]\n{"step": 2}\n',
+        b'{"step": 1}\n{"stop": 2}\n',
     ],
 )
-def test_damaged_rows_are_not_copied(tmp_path: Path, content: bytes, message: str) -> None:
+def test_damaged_rows_are_not_copied(tmp_path: Path, content: bytes) -> None:
     path, target = tmp_path / "ledger.jsonl", tmp_path / "target.jsonl"
     path.write_bytes(content)
-    with pytest.raises(DataError, match=message) as refused:
+    with golden.raises(DataError) as refused:
         copy_rows(path, target, last_step=1)
     assert str(path) in refused.value.where
     assert path.read_bytes() == content
@@ -200,7 +201,7 @@ def test_rows_that_can_t_be_copied_leave_both_files_as_they_were(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(ClusterError, match="no space left"):
+    with golden.raises(ClusterError):
         copy_rows(path, target, last_step=1)
     assert path.read_bytes() == b'{"step": 1}\n{"step": 2}\n'
     assert target.read_bytes() == b'{"step": 7}\n'
@@ -281,7 +282,7 @@ def test_rows_of_a_version_without_files_of_each_attempt_are_taken_over(tmp_path
 def test_a_link_that_can_t_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").mkdir()
     rows(PhaseFiles(tmp_path).rows_of(1).metrics, 1)
-    with pytest.raises(ClusterError, match=r"metrics.jsonl can't be written"):
+    with golden.raises(ClusterError):
         point_to_newest(PhaseFiles(tmp_path))
 
 
@@ -338,11 +339,10 @@ def test_full_disk_is_an_error_with_a_way_out_and_no_half_line(
         return real_write(handle, data[:5])
 
     monkeypatch.setattr(os, "write", half)
-    with pytest.raises(ClusterError) as caught:
+    with golden.raises(ClusterError) as caught:
         metrics.write(2, {"a": 2.0})
     monkeypatch.undo()
     metrics.close()
-    assert caught.value.what == "no space left for metrics.jsonl"
     assert caught.value.where == str(PhaseFiles(tmp_path).rows_of(1).metrics)
     assert "resume" in caught.value.fix
     assert PhaseFiles(tmp_path).metrics.read_bytes() == before
@@ -350,7 +350,7 @@ def test_full_disk_is_an_error_with_a_way_out_and_no_half_line(
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
 def test_a_device_that_is_really_full() -> None:
-    with _on("/dev/full") as file, pytest.raises(ClusterError, match="no space left"):
+    with _on("/dev/full") as file, golden.raises(ClusterError):
         file.append({"step": 1})
 
 
@@ -363,7 +363,7 @@ def _on(path: str) -> JsonlAppender:
 
 def test_no_permission_names_the_file(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").mkdir()  # a folder in its place: refused for root as well
-    with pytest.raises(ClusterError, match=r"metrics.jsonl can't be written"):
+    with golden.raises(ClusterError):
         JsonlAppender(tmp_path / "metrics.jsonl")
 
 
@@ -394,10 +394,10 @@ def test_event_reader_forgives_a_torn_end_and_names_other_damage(tmp_path: Path)
     path.write_text(good + good[:20])
     assert read_events(path) == [StepEvent(step=1, start=1.0, end=2.0)]
     path.write_text(good + "garbage\n" + good)
-    with pytest.raises(DataError, match="damaged lines: 2"):
+    with golden.raises(DataError):
         read_events(path)
     path.write_text(good + '{"event": "step", "step": "1", "start": 1.0, "end": 2.0}\n')
-    with pytest.raises(DataError, match="row 2 is no event"):
+    with golden.raises(DataError):
         read_events(path)
     assert read_events(tmp_path / "none.jsonl") == []
 
@@ -494,7 +494,7 @@ def test_wandb_trouble_is_one_warning_and_the_run_goes_on(
     assert len(read_metrics(PhaseFiles(tmp_path).metrics)) == 2
     warnings = [r for r in caplog.records if r.levelno == logging.WARNING]
     assert len(warnings) == 1
-    assert "wandb switched off error=OSError: network is gone;" in warnings[0].getMessage()
+    golden.check(warnings[0].getMessage())
 
 
 def test_missing_wandb_is_said_with_the_command_that_installs_it(

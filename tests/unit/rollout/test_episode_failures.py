@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import golden
 import pytest
 import torch
 from virtual_time import run_virtually
@@ -283,14 +284,14 @@ def test_failed_episodes_and_an_outage_cost_neither_the_run_nor_good_episodes(
     if waits_inside:
         assert found.agent.in_outage, "they ended as failed, and got no score"
     assert "rollout/set_aside" not in found.row
-    assert any("no episode has succeeded for 4 min" in text for text in found.said)
+    golden.line(found.said, "succeeded")
     assert found.said[-1] == ""
 
 
 def test_too_many_failures_end_the_run_within_the_window_and_are_named(tmp_path: Path) -> None:
     found = play(Faults(before=0.6), tmp_path)
     assert isinstance(found.error, RolloutError)
-    assert "the provider said 429" in str(found.error)
+    golden.check(found.error)
     assert "schedule.failed_share" in found.error.fix
     assert sum(found.agent.played.values()) <= 3 * 200
 
@@ -312,14 +313,14 @@ def test_records_that_always_fail_are_set_aside(tmp_path: Path) -> None:
 def test_what_can_not_succeed_ends_the_run_soon(tmp_path: Path) -> None:
     found = play(Faults(before=1.0), tmp_path)
     assert isinstance(found.error, RolloutError)
-    assert "the provider said 429" in str(found.error)
+    golden.check(found.error)
     assert found.ended_s < 120
 
 
 def test_servers_that_stay_away_end_the_run_when_the_patience_is_over(tmp_path: Path) -> None:
     found = play(Faults(away=(4.0, 1e9)), tmp_path, steps=3, wait_limit_s=300.0)
     assert isinstance(found.error, RolloutError)
-    assert "no generation server is well" in str(found.error)
+    golden.check(found.error)
     assert 300 < found.ended_s < 400
     assert not found.agent.played["failed"]  # nor in the outage's first minute
 

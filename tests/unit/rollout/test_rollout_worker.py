@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import golden
 import numpy as np
 import pytest
 import torch
@@ -293,7 +294,7 @@ def test_a_group_is_the_episodes_of_one_prompt():
 def test_a_failing_episode_ends_the_group_and_closes_its_environments():
     groups = make_groups()
     groups.make_environment.failing = ValueError("no")  # type: ignore[attr-defined]
-    with pytest.raises(RewardError, match=r"ValueError: no .*environment 'judge'"):
+    with golden.raises(RewardError):
         asyncio.run(groups.run(ticket()))
     assert [e.closed for e in groups.make_environment.made] == [1, 1, 1]  # type: ignore[attr-defined]
 
@@ -301,14 +302,14 @@ def test_a_failing_episode_ends_the_group_and_closes_its_environments():
 def test_a_slow_environment_is_named():
     groups = make_groups(environment_s=0.01)
     groups.make_environment.step_s = 5.0  # type: ignore[attr-defined]
-    with pytest.raises(WaitTimeout, match=r"step of environment 'judge' took more than 0.01 s"):
+    with golden.raises(WaitTimeout):
         run_virtually(groups.run(ticket()))
 
 
 def test_an_environments_own_timeout_stays_its_own():
     groups = make_groups()
     groups.make_environment.failing = TimeoutError("mine")  # type: ignore[attr-defined]
-    with pytest.raises(TimeoutError, match="mine"):
+    with golden.raises(TimeoutError):
         asyncio.run(groups.run(ticket()))
 
 
@@ -317,10 +318,10 @@ def test_agents_and_records_that_are_wrong_are_named():
         async def run(self, prompt: Any, **_: Any) -> Trajectory:
             return replace(SHORT, versions=())
 
-    with pytest.raises(DataError, match="entries in versions") as error:
+    with golden.raises(DataError) as error:
         asyncio.run(make_groups(agent=Forgetful(), agent_name="mine").run(ticket()))
     assert error.value.where == "agent 'mine'"
-    with pytest.raises(DataError, match="no record 10, the data set has 10"):
+    with golden.raises(DataError):
         asyncio.run(make_groups().run(ticket(10)))
 
 
@@ -473,7 +474,7 @@ def test_the_line_of_a_ticket_that_is_not_trained_on_says_why(tmp_path):
     )
     end = episode_rows(tmp_path / "f.episodes")[-1]
     assert (end["state"], end["closed"], end["version"]) == ("filtered", True, 7)
-    assert end["why"] == "its mean reward 1 is above 0.5"
+    golden.check(end["why"])
     groups = make_groups()
     groups.make_environment.failing = WorkerLost("it broke", where="here", fix="nothing")  # type: ignore[attr-defined]
     run_loop(Master(ticket(1)), groups, tmp_path / "x.jsonl")
@@ -574,11 +575,11 @@ def test_a_master_that_does_not_answer_ends_the_worker_with_its_own_error(tmp_pa
                 raise WaitTimeout(f"no answer to {what}", where="here", fix="nothing")
             return await super().call(body, what=what, timeout_s=timeout_s)
 
-    with pytest.raises(WaitTimeout, match="no answer to the delivery of 0-1"):
+    with golden.raises(WaitTimeout):
         run_loop(Silent(ticket(1)), make_groups(), tmp_path / "x.jsonl")
     nowhere = Master(ticket(1))
     nowhere.places = Places(holders=(), endpoints=("a",))
-    with pytest.raises(ClusterError, match="no model worker accepts"):
+    with golden.raises(ClusterError):
         run_loop(nowhere, make_groups(), tmp_path / "y.jsonl")
 
 
@@ -659,19 +660,17 @@ def test_a_peer_that_moved_is_found(former, monkeypatch):
 
 
 def test_a_peer_that_is_only_slow_keeps_its_connection():
-    with pytest.raises(
-        WaitTimeout, match=r"manager did not answer to a question in 0.05 s: no reply"
-    ):
+    with golden.raises(WaitTimeout):
         call_peer("silent", timeout_s=0.05)
 
 
 def test_what_the_peer_raises_is_passed_on():
-    with pytest.raises(WaitTimeout, match="its own"):
+    with golden.raises(WaitTimeout):
         call_peer("fails")
 
 
 def test_a_peer_that_is_not_there_is_named():
-    with pytest.raises(WaitTimeout, match=r"manager did not answer .*: manager is not registered"):
+    with golden.raises(WaitTimeout):
         call_peer("", timeout_s=0.05)
 
 
@@ -679,9 +678,9 @@ def test_a_peer_that_is_not_there_is_named():
 
 
 def test_options_out_of_range_are_named():
-    with pytest.raises(ConfigError, match="group_size"):
+    with golden.raises(ConfigError):
         RolloutWorker(group_size=0)
-    with pytest.raises(ConfigError, match="rollout_request_timeout"):
+    with golden.raises(ConfigError):
         RolloutWorker(rollout_request_timeout=0.0)
 
 
@@ -692,7 +691,7 @@ def test_errors_of_a_group_are_raised_bare():
         async def run(self, prompt: Any, **_: Any) -> Trajectory:
             raise RemoteError("refused", where="x", fix="nothing")
 
-    with pytest.raises(RemoteError, match="refused"):
+    with golden.raises(RemoteError):
         asyncio.run(make_groups(agent=Two()).run(ticket()))
 
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import golden
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -261,7 +262,7 @@ def test_a_request_goes_on_where_it_was_and_elsewhere_after_a_break():
 
 def test_old_weights_are_refused_and_in_the_end_an_error():
     world = World(["old"] * MAX_REFUSALS)
-    with pytest.raises(RemoteError, match="weights are of version 2, the oldest allowed is 3"):
+    with golden.raises(RemoteError):
         answer_of(world)
     assert all(done.broken for done in world.out)
     assert len(world.out) == MAX_REFUSALS
@@ -269,18 +270,15 @@ def test_old_weights_are_refused_and_in_the_end_an_error():
 
 def test_what_can_not_be_answered_is_not_tried_again():
     world = World(["impossible"])
-    with pytest.raises(DataError, match="too long"):
+    with golden.raises(DataError):
         answer_of(world)
     assert len(world.requests) == len(world.out) == 1
 
 
 def test_a_deadline_names_whom_it_waited_for():
     world = World(why="generation_server/0: has version 2, 3 is needed")
-    with pytest.raises(
-        WaitTimeout, match=r"waited for a server from gserver_manager/0: .*version 2"
-    ) as e:
+    with golden.raises(WaitTimeout):
         answer_of(world, timeout_s=5)
-    assert "no token of an answer to 0-17 came in 5 s, after 0 of at most 30" in e.value.what
     assert world.out[-1] == DoneWith(rid=world.asks[-1].rid, server=-1)  # it waits there no longer
 
 
@@ -288,9 +286,7 @@ def test_a_server_that_hangs_leaves_time_for_another():
     world = World(["hang"])
     assert answer_of(world, timeout_s=40) == undisturbed()
     world = World([7, *["hang"] * 30])
-    with pytest.raises(
-        WaitTimeout, match=r"no token .*, after 7 of at most 30.* before that: no answer from gen"
-    ):
+    with golden.raises(WaitTimeout):
         answer_of(world, timeout_s=20)
 
 
@@ -412,7 +408,7 @@ def test_errors_of_the_manager_are_not_taken_for_a_servers():
                 raise RemoteError("the manager failed", where=self.name, fix="nothing")
             return await super().call(body, what="", timeout_s=1)
 
-    with pytest.raises(RealsysError, match="the manager failed"):
+    with golden.raises(RealsysError):
         answer_of(Broken())
 
 
@@ -610,7 +606,7 @@ def test_a_line_of_answers_that_grow_is_no_silence() -> None:
 )
 def test_silence_has_an_end(world: SteadyWorld, limit_s: float) -> None:
     async def main() -> float:
-        with pytest.raises(WaitTimeout, match="after 0 of at most 400"):
+        with golden.raises(WaitTimeout):
             await world.ask(timeout_s=SILENCE_S, gconfig=gconfig)(PROMPT)
         return asyncio.get_running_loop().time()
 
@@ -654,7 +650,7 @@ def test_a_conversation_that_fills_the_model_gets_an_empty_answer_that_is_cut():
     # The first question of an episode is known to fit: there it is a fault.
     world = Place()
     world.requests.append((0, GenerateRequest(rid="", input_ids=PROMPT)))
-    with pytest.raises(RemoteError, match="has the model room for as many and an answer"):
+    with golden.raises(RemoteError):
         answer_of(world)
     # An agent's own prompt may be too long: that is for the agent to hear, at once.
     own = world.ask()._caller.ask_for(TICKET, 0, own_prompt=True)
@@ -683,4 +679,4 @@ def test_a_model_without_room_for_a_first_answer_is_told_once(caplog: pytest.Log
     run_virtually(main())
     told = [r.getMessage() for r in caplog.records if "answers end early" in r.getMessage()]
     assert len(told) == 1
-    assert "generation_server/0 had room for 5 tokens behind a prompt of 3, not for 30" in told[0]
+    golden.check(told[0])

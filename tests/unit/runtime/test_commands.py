@@ -3,6 +3,7 @@
 from itertools import product
 from types import SimpleNamespace
 
+import golden
 import pytest
 
 from realsys.api.errors import TrialError
@@ -43,7 +44,7 @@ def test_no_command_is_for_the_dead():
 @pytest.mark.parametrize("changes", [{"attempt": 1}, {"token": "theirs"}], ids=str)
 def test_another_incarnations_command_is_refused(changes):
     why = refusal(command(Verb.PAUSE, **changes), attempt=2, token="ours", state=WorkerState.READY)
-    assert "this is attempt 2" in why
+    golden.check(why)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +128,7 @@ def test_a_refusal_is_answered(runner):
     runner._on_command(dumps(command(Verb.PAUSE)))
     answer = runner.heartbeat.told[-1]
     assert (answer.last_command, answer.state) == ("c-pause", "ready")
-    assert answer.command_refused == "a model_worker takes no pause"
+    golden.check(answer.command_refused)
     runner._on_command(b"no command at all")
     assert runner.heartbeat.told[-1] is answer
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+import golden
 import pytest
 from hostlist_table import EXPANDED, WRITTEN
 from hypothesis import given
@@ -32,32 +33,31 @@ def test_a_name_given_twice_counts_once():
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    "text",
     [
-        ("n[1-2", "its brackets do not match"),
-        ("n1]", "its brackets do not match"),
-        ("n[1-2,[3-4]]", "its brackets do not match"),
-        ("n[2-1]", "the range 2-1 runs backwards"),
-        ("n[1-3:2]", "'1-3:2' is no range of numbers"),
-        ("n[a-b]", "'a-b' is no range of numbers"),
-        ("n[-1]", "'-1' is no range of numbers"),
-        ("n[]", "'' is no range of numbers"),
-        ("n[1,]", "'' is no range of numbers"),
-        ("n[1 -2]", "'1 -2' is no range of numbers"),
-        ("n[1-99999999999]", "the range 1-99999999999 has more than 65536 hosts"),
-        ("n[1-60000][1-60000]", "it names more than 65536 hosts"),
-        ("n" + "[1-60000]" * 100, "it names more than 65536 hosts"),
-        (f"n[{','.join(['1-65536'] * 200)}]", "it names more than 65536 hosts"),
-        (f"n[1-65536][{','.join(['1'] * 2000)}]", "it names more than 65536 hosts"),
-        ("n[" + "9" * 5000 + "]", "is no range of numbers"),
-        ("./nodes.txt", "Slurm takes a value with '/' for the name of a file"),
-        ("switch{s1}", "only Slurm's controller can expand"),
+        "n[1-2",
+        "n1]",
+        "n[1-2,[3-4]]",
+        "n[2-1]",
+        "n[1-3:2]",
+        "n[a-b]",
+        "n[-1]",
+        "n[]",
+        "n[1,]",
+        "n[1 -2]",
+        "n[1-99999999999]",
+        "n[1-60000][1-60000]",
+        "n" + "[1-60000]" * 100,
+        f"n[{','.join(['1-65536'] * 200)}]",
+        f"n[1-65536][{','.join(['1'] * 2000)}]",
+        "n[" + "9" * 5000 + "]",
+        "./nodes.txt",
+        "switch{s1}",
     ],
 )
-def test_what_is_no_hostlist_says_why(text, why):
-    with pytest.raises(ConfigError) as caught:
+def test_what_is_no_hostlist_says_why(text):
+    with golden.raises(ConfigError) as caught:
         expand(text)
-    assert why in caught.value.what
     assert caught.value.fix
 
 
@@ -83,15 +83,15 @@ def test_an_unknown_node_is_told_with_the_nearest():
     known = ("gpu01", "gpu02", "cpu01")
     (problem,) = check_nodelist("gpu01,gpo02", known=known, where="--exclude")
     assert isinstance(problem, UnknownName)
-    assert problem.what == "no node 'gpo02' at this site"
+    golden.check(problem)
     assert "'gpu02'" in problem.fix
     (far,) = check_nodelist("zzzzzz", known=known, where="--exclude")
-    assert far.fix == "use some of cpu01,gpu[01-02]"
+    golden.check(far)
 
 
 def test_bad_grammar_and_emptiness_are_told_and_names_are_not_checked_where_none_are_known():
     (problem,) = check_nodelist("n[2-1]", known=None, where="--nodelist")
     assert problem.where == "--nodelist"
     (empty,) = check_nodelist(" , ", known=None, where="--nodelist")
-    assert empty.what == "' , ' names no node"
+    golden.check(empty)
     assert not list(check_nodelist("anything", known=None, where="--nodelist"))

@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import golden
 import pytest
 import typer
 
@@ -361,26 +362,21 @@ def test_what_all_nodes_have_in_common_is_the_sites() -> None:
     checks = judge(WANTED, everything({n: looked(n, shm=[1 << 20, 0]) for n in NODES}))
     assert to_leave_out(checks, NODES) == {}
     finding = outliers(checks, WANTED)
-    assert (finding.ok, finding.what) == (
-        None,
-        "no node differs from the others: the cause is the whole site",
-    )
+    golden.check((finding.ok, finding.what))
 
 
 def test_gpus_are_compared_with_the_site_file() -> None:
     fewer = smi("h100").rsplit("\n", 2)[0] + "\n"  # nvidia-smi lists seven
     ill = [{**r, "gpus": fewer} if r["what"] == "smi" else r for r in WELL["n2"]]
     seen = everything({**WELL, "n2": ill})
-    assert bad(seen) == {"GPUs": "n2: nvidia-smi lists 7, the site file says 8"}
+    golden.check(bad(seen))
     other = replace(WANTED, gpu_type="h200")
-    assert bad(everything(WELL), other)["GPUs"].startswith(
-        "n1: GPU 0 is NVIDIA H100 80GB HBM3, the site file says h200; n2: "
-    )
+    golden.check(bad(everything(WELL), other)["GPUs"])
     assert bad(everything(WELL), replace(WANTED, gpu_type="big")) == {}  # no type that a name has
     cut = replace(WANTED, gpus=2, processes=2)
-    assert "n4: GPU 0 is cut into MIG instances, which NCCL can't join" in bad(
+    golden.check(bad(
         everything({**WELL, "n4": looked("n4", gpus="mig", visible="0,1")}), cut
-    )["GPUs"]  # fmt: skip
+    )["GPUs"])  # # fmt: skip
 
 
 def test_gpus_that_tell_nothing_are_not_called_well() -> None:
@@ -388,7 +384,7 @@ def test_gpus_that_tell_nothing_are_not_called_well() -> None:
     checks = {c.name: c for c in judge(replace(WANTED, gpus=1), everything(quiet))}
     assert checks["GPU memory"].ok is None
     assert checks["GPU clocks"].ok is None
-    assert "the GPUs do not tell" in checks["GPU clocks"].what
+    golden.check(checks["GPU clocks"])
 
 
 def test_a_node_that_hangs_hides_nobody() -> None:
@@ -396,14 +392,10 @@ def test_a_node_that_hangs_hides_nobody() -> None:
     rest = [pair(0, "n1", "n3"), pair(1, "n1", "n4"), pair(2, "n3", "n4")]
     rest.append({**pair(3, "n1", "n3", 0.008), "nodes": ["n1", "n3", "n4"], "world": 24})
     seen = everything(three, rest)
-    assert bad(seen) == {"nodes": "n2: no answer in 300 s (it said nothing)"}
+    golden.check(bad(seen))
     said = [replace(s, said=("srun: error: n2: task 1: Exited",)) for s in seen.steps]
-    assert bad(replace(seen, steps=tuple(said)))["nodes"] == (
-        "n2: no answer in 300 s (srun: error: n2: task 1: Exited)"
-    )
-    assert to_leave_out(judge(WANTED, seen), NODES) == {
-        "n2": "nodes: no answer in 300 s (it said nothing)"
-    }
+    golden.check(bad(replace(seen, steps=tuple(said)))["nodes"])
+    golden.check(to_leave_out(judge(WANTED, seen), NODES))
 
 
 def test_a_gpu_that_hangs_is_named_with_what_it_did() -> None:
@@ -411,7 +403,7 @@ def test_a_gpu_that_hangs_is_named_with_what_it_did() -> None:
     silent.append(told("n2", "silent", gpu=4, nodes=["n2"], doing="matmul"))
     seen = everything({**WELL, "n2": silent}, [pair(0, "n1", "n3"), pair(1, "n1", "n4")])
     found = bad(seen)
-    assert found["matmul"] == "n2: GPU 4: matmul was not done after 240 s"
+    golden.check(found["matmul"])
     assert able(NODES, seen.records) == ["n1", "n3", "n4"]
 
 
@@ -423,7 +415,7 @@ def test_a_slow_link_is_the_nodes_if_all_its_pairs_are_slow() -> None:
     ]
     made.append({**pair(3, "n1", "n2", 0.06), "nodes": list(NODES), "world": 32})
     seen = everything(WELL, made)
-    assert bad(seen) == {"all-reduce of pairs": "n4: at best 16.8 GB/s, the median node 168 GB/s"}
+    golden.check(bad(seen))
     assert list(to_leave_out(judge(WANTED, seen), NODES)) == ["n4"]
 
 
@@ -435,7 +427,7 @@ def test_one_slow_pair_of_good_nodes_is_no_nodes_fault() -> None:
     ]
     made.append({**pair(3, "n1", "n2"), "nodes": list(NODES), "world": 32})
     seen = everything(WELL, made)
-    assert bad(seen) == {"all-reduce of pairs": "n1 and n4: 16.8 GB/s, the median node 168 GB/s"}
+    golden.check(bad(seen))
     assert to_leave_out(judge(WANTED, seen), NODES) == {}
 
 
@@ -537,7 +529,7 @@ def test_a_partition_without_gpus_is_told(tmp_path: Path) -> None:
     spec = replace(SPEC, file_root=str(tmp_path))
     (finding,) = gpu_findings(spec, "cpu", GpuProbeRequest())
     assert finding.ok is None
-    assert finding.what == "not checked: partition cpu in the site file has no GPUs"
+    golden.check(finding)
 
 
 # ---- the program itself, as it runs on a node -------------------------------------------------
@@ -623,9 +615,9 @@ def test_ill_nodes_are_left_out_as_lost_ones_are() -> None:
 
 def test_a_node_that_was_not_left_out_does_not_requeue_the_job_again() -> None:
     found = failures([], {"n3": "limits: nofile is 9"}, "t/1", host="n1", former=["n3"])
-    assert found[0].why == "limits: nofile is 9 (found again by the preflight)"
+    golden.check(found[0].why)
     assert lost_nodes(marker(found), "n[1-4]") == {}
-    assert found[0].fix == "realsys resume t/1 --exclude n3"
+    golden.check(found[0])
 
 
 def test_what_is_wrong_with_the_site_ends_the_run_and_blames_no_node() -> None:
@@ -635,11 +627,8 @@ def test_what_is_wrong_with_the_site_ends_the_run_and_blames_no_node() -> None:
         Check("flock", False, "n2 got a lock that n1 held at that time", "mount it with -o flock"),
     ]
     (found,) = failures(checks, {}, "t/1", host="n1", former=[])
-    assert found.why == "flock: n2 got a lock that n1 held at that time (the preflight)"
-    assert (
-        found.fix
-        == "mount it with -o flock; to run all the same: realsys resume t/1 --preflight warn"
-    )
+    golden.check(found.why)
+    golden.check(found)
     assert lost_nodes(marker([found]), "n[1-4]") == {}
     assert failures(checks[:2], {}, "t/1", host="n1", former=[]) == []
 
@@ -649,9 +638,7 @@ def test_a_broken_gpu_is_its_nodes_though_there_is_no_other_node() -> None:
     seen = everything({"n1": looked("n1", gpus="ecc", shm=[1 << 20, 0])}, [])
     checks = judge(one, seen)
     assert [check.name for check in checks if check.ok is False] == ["GPU memory", "/dev/shm"]
-    assert list(to_leave_out(checks, one.nodes).values()) == [
-        "GPU memory: GPU 3: 2 uncorrected ECC errors since the driver was loaded"
-    ]
+    golden.check(list(to_leave_out(checks, one.nodes).values()))
 
 
 @pytest.mark.parametrize(
@@ -706,13 +693,13 @@ def test_a_word_that_is_no_preflight() -> None:
     request = JobRequest(preflight="stopp")
     found = allocate(scheduled(), SPEC, request, trial="t/1", now=datetime(2026, 11, 23))
     (problem,) = found.problems
-    assert (problem.what, problem.fix) == ("no preflight 'stopp'", "did you mean 'stop'?")
+    golden.check((problem.what, problem.fix))
 
 
 def test_options_of_the_measurement_belong_to_it() -> None:
-    with pytest.raises(typer.BadParameter, match="need --gpu"):
+    with golden.raises(typer.BadParameter):
         site_verbs.doctor(nodes=2)
-    with pytest.raises(typer.BadParameter, match="this machine is one node"):
+    with golden.raises(typer.BadParameter):
         site_verbs.doctor(cluster="local", gpu=True, nodes=2)
 
 

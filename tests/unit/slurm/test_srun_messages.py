@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import golden
 import pytest
 
 from realsys.slurm.srun_messages import (
@@ -120,8 +121,6 @@ def test_a_prolog_that_still_runs_is_given_more_time_than_nodes_that_stay_busy()
 
 
 def test_what_can_be_done_is_told_where_it_is_known():
-    assert "scheduling.<worker type>.cpu" in what_to_do(
-        f"srun could not start it for 180 s: {WAIT}"
-    )
-    assert "slurm.extra_srun" in what_to_do("srun ended with 255: unrecognized option '--x'")
+    golden.check(what_to_do(f"srun could not start it for 180 s: {WAIT}"))
+    golden.check(what_to_do("srun ended with 255: unrecognized option '--x'"))
     assert what_to_do("srun: Killed on n2") == ""

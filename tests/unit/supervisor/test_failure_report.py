@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import golden
 import pytest
 
 from realsys.runtime import worker_exit_codes
@@ -117,8 +118,8 @@ def test_of_a_worker_that_was_not_started_sruns_words_and_log_are_told(reporter)
     found = reporter.of_task(Unstarted(), None)
     assert found.why == f"was not started: {REFUSED}"
     assert found.log == str(log)
-    assert found.log_tail == ("srun: unrecognized option '--no-container-remap-root'",)
-    assert "correct `container` or `slurm.extra_srun`" in found.fix
+    golden.check(found.log_tail)
+    golden.check(found)
 
 
 def test_a_log_that_is_not_there_is_not_named(reporter):

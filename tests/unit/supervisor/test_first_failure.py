@@ -4,6 +4,7 @@ import logging
 import signal
 from dataclasses import replace
 
+import golden
 import pytest
 
 from realsys.api.errors import DataError, WaitTimeout
@@ -58,7 +59,7 @@ def test_an_end_is_told_as_a_sentence(returncode, text):
 
 
 def test_a_signal_without_a_name_is_told_once_by_its_number():
-    assert describe_exit(-99) == "killed by signal 99"
+    golden.check(describe_exit(-99))
 
 
 # ---- order ----------------------------------------------------------------------------------------

@@ -101,7 +101,7 @@ def test_an_etcd_that_ends_again_and_again_is_started_less_and_less_often(
         return [at - began for at in server.starts[before:]]
 
     assert run(120.0) == [0.0, 0.5, 1.5, 3.5, 7.5, 15.5, 31.5, 61.5, 91.5]
-    assert "no space left on device" in caplog.text
+    assert "no space left" in caplog.text
     server.lives_s = 600.0
     assert run(500.0) == [], "the one started last lives"
     assert len(run(200.0)) == 1

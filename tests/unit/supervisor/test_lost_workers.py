@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import golden
 import pytest
 from stand_in_slurm import make_plan, wait_until, write_plan
 
@@ -200,7 +201,7 @@ def test_a_worker_whose_lease_has_ended_fails_the_attempt_and_is_named(trial):
     assert (marker.result, marker.phase, marker.other_failures) == (Result.FAILED, "main", ())
     first = marker.first_failure
     assert (first.worker, first.host, first.pid, first.kind) == (FIRST, "n1", 70, "")
-    assert first.why == "its lease has ended: its node is lost or cut off, or it hangs"
+    golden.check(first.why)
     assert marker.resume == "realsys resume ppo-math/run1"
     assert one.ended == [supervisor_module.END_GRACE_S] * 2
 
@@ -253,10 +254,7 @@ def test_a_store_that_does_not_answer_loses_nobody(trial, caplog):
     one.look(20)
     time.sleep(0.15)  # longer than LOST_S
     assert one.marker is None
-    assert set(caplog.messages) == {
-        "reading failed what=leases error=no answer",
-        "lost-worker detection suspended reason=the store does not answer",
-    }
+    golden.check(set(caplog.messages))
     assert one.finish().result is Result.COMPLETED
 
 
@@ -288,10 +286,7 @@ def test_a_task_whose_end_is_seen_in_time_fails_for_its_own_reason(trial):
     one.tasks[FIRST].hint = "srun: Killed on n1"
     one.tasks[FIRST].returncode = -9
     first = one.outcome().first_failure
-    assert first.why == (
-        "killed by SIGKILL (signal 9): by hand, or by the kernel when memory ran out (see dmesg) "
-        "(srun: Killed on n1)"
-    )
+    golden.check(first.why)
 
 
 def test_a_local_run_declares_nobody_lost(trial):
@@ -313,9 +308,7 @@ def test_all_leases_gone_at_one_moment_is_the_stores_trouble_for_a_while(trial, 
     one.look(20)
     time.sleep(0.15)
     assert one.marker is None
-    assert "lost-worker detection suspended reason=3 leases on 3 hosts ended at one moment" in (
-        caplog.messages
-    )
+    golden.check(caplog.messages)
     for worker in one.tasks:
         one.register(worker)
     assert one.finish().result is Result.COMPLETED
@@ -343,7 +336,7 @@ def test_peers_of_a_node_that_reboots_wait_for_its_lease_and_it_is_named(trial):
     marker = one.outcome()
     first, (other,) = marker.first_failure, marker.other_failures
     assert (first.worker, first.host, first.secondary) == (SECOND, "host-of-model_worker-1", False)
-    assert first.why.startswith("its lease has ended: its node is lost or cut off, or it hangs")
+    golden.check(first.why)
     assert (other.worker, other.host, other.secondary) == (FIRST, "n1", True)
     assert list(lost_nodes(marker, "host-of-model_worker-[0-1]")) == ["host-of-model_worker-1"]
 
@@ -408,10 +401,7 @@ def test_slurms_word_names_the_node_before_its_lease_does(trial):
     one.unreachable = {"host-of-model_worker-1": "DOWN*: Not responding"}
     marker = one.outcome()
     first = marker.first_failure
-    assert (first.worker, first.why.partition(" (")[0]) == (
-        SECOND,
-        "Slurm can't reach its node: DOWN*: Not responding",
-    )
+    golden.check((first.worker, first.why.partition(" (")[0]))
     assert "model_worker/0 on n1" in first.why
     assert list(lost_nodes(marker, "host-of-model_worker-[0-1]")) == ["host-of-model_worker-1"]
 
@@ -434,7 +424,7 @@ def test_a_node_that_died_before_its_worker_had_registered_is_named(trial):
     (other,) = marker.other_failures
     assert (marker.first_failure.worker, marker.first_failure.host) == (SECOND, "n2")
     assert (other.worker, other.secondary) == (FIRST, True)
-    assert "STEP 7.2 ON n1 CANCELLED" in other.why
+    golden.check(other.why)
     assert list(lost_nodes(marker, "n[1-2]")) == ["n2"]
 
 
@@ -446,7 +436,7 @@ def test_a_worker_of_a_cancelled_step_whose_lease_ends_later_is_named(trial):
     one.leases[SECOND].revoke()
     marker = one.outcome()
     assert list(lost_nodes(marker, "host-of-model_worker-[0-1]")) == ["host-of-model_worker-1"]
-    assert "its lease has ended" in marker.first_failure.why
+    golden.check(marker.first_failure.why)
 
 
 def test_a_reason_of_somebodys_own_ends_the_wait(trial):
@@ -527,9 +517,7 @@ def test_a_worker_that_stands_still_fails_the_attempt_and_not_who_waits_for_it(t
     marker = one.begin().outcome()
     first = marker.first_failure
     assert (first.worker, first.kind, marker.other_failures) == (FIRST, "Stalled", ())
-    assert first.why == (
-        "stalled: no progress for 62 s in actor_train of step 7, stopped by SIGSTOP"
-    )
+    golden.check(first.why)
     assert str(one.files.stacks) in first.fix
     asked = one.store.find_subtree(one.keys.commands)
     assert [key.rsplit("/", 2)[1:] for key in asked] == [

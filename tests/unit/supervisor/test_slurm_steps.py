@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import golden
 import pytest
 from stand_in_slurm import make_plan, program, wait_until, write_plan
 
@@ -105,11 +106,7 @@ def test_a_task_that_srun_names_has_ended_while_the_others_run(make):
     trial = make().srun(f"echo '{FAILED}'; {LATER}")
     first, second = trial.start()
     wait_until(lambda: second.poll() is not None)
-    assert (second.returncode, second.host, second.hint) == (
-        3,
-        "n2",
-        "srun: Exited with exit code 3 on n2",
-    )
+    golden.check((second.returncode, second.host, second.hint))
     assert (first.worker, first.poll(), first.host, first.ended_at) == (
         "model_worker/0",
         None,
@@ -189,7 +186,7 @@ def test_an_srun_that_fails_later_ends_all_tasks_with_its_code_and_its_words(mak
     for index in range(2):
         trial.files.log(f"model_worker/{index}").touch()
     trial.go()
-    assert trial.ends() == [(4, "srun ended with 4: lost")] * 2
+    golden.check(trial.ends())
 
 
 def test_of_thousands_of_tasks_that_ended_well_one_record_is_looked_at(make, monkeypatch):
@@ -223,10 +220,7 @@ def test_an_srun_that_complains_at_once_is_heard(make, monkeypatch):
     monkeypatch.setattr(slurm_steps.subprocess, "Popen", slow)
     trial.start()
     monkeypatch.undo()
-    assert trial.ends() == [
-        (3, "srun ended with 3"),
-        (3, "srun: Exited with exit code 3 on n2"),
-    ]
+    golden.check(trial.ends())
 
 
 # ---- starting --------------------------------------------------------------------------------------
@@ -234,16 +228,9 @@ def test_an_srun_that_complains_at_once_is_heard(make, monkeypatch):
 
 def test_an_srun_that_is_not_there_is_a_cluster_error_with_a_fix(make, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    with pytest.raises(ClusterError) as caught:
+    with golden.raises(ClusterError) as caught:
         make().start()
-    assert caught.value.what == (
-        "srun can't be started: [Errno 2] No such file or directory: 'srun'"
-    )
     assert caught.value.where == "step model_worker"
-    assert caught.value.fix == (
-        "srun must be on PATH on compute nodes: check with `realsys doctor`, or set it by `setup:` "
-        "or `modules:` in the cluster spec"
-    )
 
 
 def test_a_start_that_fails_midway_ends_what_it_has_started(make):
@@ -258,9 +245,8 @@ def test_a_start_that_fails_midway_ends_what_it_has_started(make):
         return found
 
     trial.steps._start = start_one
-    with pytest.raises(ClusterError) as caught:
+    with golden.raises(ClusterError):
         trial.steps.start(trial.phase)
-    assert caught.value.what == "the plan places model_worker on 2 nodes, the job has 1"
     assert started == ["master_worker", "model_worker"]
     assert process_start(int((trial.bin / "pid").read_text())) is None
 
@@ -323,7 +309,7 @@ def test_an_srun_that_does_not_listen_is_killed(make, monkeypatch, caplog):
     wait_until((trial.bin / "up").exists)
     trial.steps.end(tasks, grace_s=0.0)
     assert [task.returncode for task in tasks] == [-9, -9]
-    assert caplog.messages == ["srun killed step=model_worker after_s=0.2"]
+    golden.check(caplog.messages)
 
 
 # ---- one task alone --------------------------------------------------------------------------------
@@ -414,7 +400,7 @@ def test_a_worker_is_added_on_the_node_with_the_fewest_of_its_kind(make):
 def test_a_worker_with_gpus_is_added_in_the_place_of_one_that_left(make):
     trial = make(step=GPUS).srun(LATER)
     first, second = trial.start()
-    with pytest.raises(ClusterError, match="no GPU of the job is free for model_worker/2"):
+    with golden.raises(ClusterError):
         trial.steps.add("model_worker/2", like=first, running=[first, second], left=[])
     place = TaskPlace(cpus=(1,), gpu_ids=("3",), devices="0")
     write_record(trial.files.place_of("model_worker/1"), place)
@@ -424,7 +410,7 @@ def test_a_worker_with_gpus_is_added_in_the_place_of_one_that_left(make):
     assert read_record(TaskPlace, trial.files.place_of("model_worker/2")) == place
     argv = json.loads(trial.files.steps.read_text().splitlines()[-1])["argv"]
     assert argv[-3:] == ["--first-index=2", "--restart=1", "--like=0"]  # it keeps to that place
-    with pytest.raises(ClusterError, match="no GPU of the job is free for model_worker/3"):
+    with golden.raises(ClusterError):
         trial.steps.add("model_worker/3", like=first, running=[first, added], left=[second])
 
 
@@ -435,7 +421,7 @@ def test_the_second_restart_is_told_apart_and_srun_has_a_log_of_its_own(make):
     trial.srun("echo 'srun: error: n2: task 0: Exited with exit code 5'; exit 5")
     again = trial.steps.restart(trial.tasks[1])
     wait_until(lambda: again.poll() is not None)
-    assert (again.returncode, again.hint) == (5, "srun: Exited with exit code 5 on n2")
+    golden.check((again.returncode, again.hint))
     third = trial.steps.restart(again)
     wait_until(lambda: third.poll() is not None)
     argv = json.loads(trial.files.steps.read_text().splitlines()[-1])["argv"]
@@ -508,11 +494,8 @@ def test_a_job_of_the_layout_split_holds_its_own_component(tmp_path):
 
 def test_outside_a_batch_step_there_are_no_nodes(tmp_path):
     job = make_plan(tmp_path, layout=JobLayout.HET).job
-    with pytest.raises(ClusterError) as caught:
+    with golden.raises(ClusterError):
         component_nodes(job, {"SLURM_JOB_NODELIST_HET_GROUP_0": "n1"})
-    assert caught.value.what == "SLURM_JOB_NODELIST_HET_GROUP_1 is not set"
-    assert caught.value.where == "environment of the batch step"
-    assert caught.value.fix == "the supervisor must run as the batch script of the trial's job"
 
 
 # ---- steps that can't start ------------------------------------------------------------------------
@@ -575,7 +558,7 @@ def test_of_an_option_that_srun_does_not_know_its_words_are_told(make):
     help_ = 'Try "srun --help" for more information'
     trial = make().srun(f"echo \"srun: {words}\"; echo '{help_}'; exit 255")
     trial.start()
-    assert trial.ends() == [(worker_exit_codes.NOT_STARTED, f"srun ended with 255: {words}")] * 2
+    golden.check(trial.ends())
 
 
 def test_a_restart_that_srun_refuses_may_be_tried_again(make):

@@ -11,6 +11,7 @@ import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import golden
 import pytest
 from history_check import read_history
 from stand_in_slurm import make_plan, wait_until, write_plan
@@ -257,7 +258,7 @@ def test_one_that_hangs_is_killed_and_started_again(trial):
     asked = one.store.find_subtree(one.keys.commands)
     wait_until(lambda: one.restarts())
     (row,) = one.restarts()
-    assert row["why"] == "stalled: no progress for 40 s of step 3"
+    golden.check(row["why"])
     assert row["kind"] == "Stalled"
     assert one.operations(SERVER) == [Op.LOST, Op.RESTARTED]
     assert asked == [], "the order to write stacks was the former one's"
@@ -278,7 +279,7 @@ def test_when_the_restarts_are_used_up_the_trial_fails_with_its_failure(trial):
     marker = one.outcome()
     first = marker.first_failure
     assert (marker.result, first.worker, marker.other_failures) == (Result.FAILED, SERVER, ())
-    assert first.why == "exited with code 7 (it had been restarted 2 times)"
+    golden.check(first.why)
     assert len(one.pids(SERVER)) == 3
     assert [row["number"] for row in one.restarts()] == [1, 2]
 
@@ -308,7 +309,7 @@ def test_a_server_that_is_down_is_not_blamed_when_the_master_fails(trial):
     one.end(MASTER, 5)
     marker = one.outcome()
     assert (marker.result, marker.first_failure.worker) == (Result.FAILED, MASTER)
-    assert marker.first_failure.why == "exited with code 5"
+    golden.check(marker.first_failure.why)
     assert marker.other_failures == ()
     assert len(one.pids(SERVER)) == 1
 
@@ -332,7 +333,7 @@ def test_a_server_that_can_not_be_started_again_ends_the_trial_with_both_reasons
     one = trial().begin()
     one.end(SERVER, 3)
     first = one.outcome().first_failure
-    assert first.why == "exited with code 3; it can't be restarted: no host has room"
+    golden.check(first.why)
     assert (first.worker, first.fix) == (SERVER, "wait")
 
 
@@ -443,7 +444,7 @@ def test_one_that_is_lost_is_killed_and_started_again_and_not_lost_again(trial):
     wait_until(lambda: played.started)
     assert [task.worker for task in played.killed] == [SERVER]
     wait_until(lambda: one.restarts())
-    assert one.restarts()[0]["why"].startswith("its lease has ended")
+    golden.check(one.restarts()[0]["why"])
     threading.Event().wait(0.3)  # longer than lost_s: who has not registered yet is not missed
     assert (len(played.started), one.marker) == (1, None)
     one.register(SERVER, pid=2)
@@ -459,7 +460,7 @@ def test_one_that_can_not_be_killed_ends_the_trial(trial, monkeypatch):
     one = lost_trial(trial, Played(dies=False))
     first = one.outcome().first_failure
     assert (first.worker, one.restarts()) == (SERVER, [])
-    assert first.why.endswith("it was killed but has not ended within 0.1 s")
+    golden.check(first.why)
 
 
 def test_one_whose_step_cant_be_started_is_not_tried_again_and_again(trial):
@@ -473,8 +474,4 @@ def test_one_whose_step_cant_be_started_is_not_tried_again_and_again(trial):
     )
     one._thread.start()
     first = one.outcome().first_failure
-    assert (first.worker, first.why, played.started) == (
-        SERVER,
-        "was not started: srun could not start its step for 180 s",
-        [],
-    )
+    golden.check((first.worker, first.why, played.started))

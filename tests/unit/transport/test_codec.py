@@ -6,6 +6,7 @@ import pickle
 import stat
 from pathlib import Path
 
+import golden
 import msgspec
 import pytest
 import zmq
@@ -92,7 +93,7 @@ def test_a_head_reads_frames_of_the_version_before_tokens():
     del before["token"]
     data = msgspec.msgpack.encode(before)
     assert decode(data, FrameHead).version == 1
-    with pytest.raises(ProtocolError, match="token"):
+    with golden.raises(ProtocolError):
         decode(data, RequestFrame)
 
 
@@ -131,7 +132,7 @@ def test_flipped_bits_are_a_message_or_a_protocol_error(message: msgspec.Struct,
     ],
 )
 def test_malformed_messages_are_a_protocol_error(data: bytes):
-    with pytest.raises(ProtocolError, match=f"message of {len(data)} bytes") as caught:
+    with golden.raises(ProtocolError) as caught:
         decode(data, Train | Stop)
     assert caught.value.fix
 
@@ -145,29 +146,29 @@ def test_deep_nesting_is_a_protocol_error():
 def test_a_value_that_refuses_itself_is_a_protocol_error():
     meta = {"ids": ["a", "a"], "seqlens": {}, "dtypes": {}, "trailing_shapes": {}, "metadata": {}}
     data = msgspec.msgpack.encode({"type": "Fetched", "meta": meta})
-    with pytest.raises(ProtocolError, match="ids appear twice"):
+    with golden.raises(ProtocolError):
         decode(data, Reply)
 
 
 @pytest.mark.parametrize("name", ["trial", "token", "request_id", "sender"])
 def test_a_name_in_a_frame_has_a_limit(name: str):
     data = encode(msgspec.structs.replace(FRAME, **{name: "x" * 1001}))
-    with pytest.raises(ProtocolError, match="length <= 1000"):
+    with golden.raises(ProtocolError):
         decode(data, RequestFrame)
 
 
 def test_the_size_limit_holds_both_ways_and_names_both_numbers():
-    with pytest.raises(ProtocolError, match=r"Stop has \d+ bytes, the limit is 100"):
+    with golden.raises(ProtocolError):
         encode(Stop("x" * 200), max_bytes=100)
-    with pytest.raises(ProtocolError, match="201 bytes, the limit is 200"):
+    with golden.raises(ProtocolError):
         decode(b"x" * 201, Stop, max_bytes=200)
-    with pytest.raises(ProtocolError, match=str(MAX_MESSAGE_BYTES)):
+    with golden.raises(ProtocolError):
         encode(bytes(MAX_MESSAGE_BYTES))
 
 
 @pytest.mark.parametrize("message", [object(), Stop("\ud800"), Train(2**70, [])])
 def test_what_cant_be_said_is_a_protocol_error(message: object):
-    with pytest.raises(ProtocolError, match="can't be encoded"):
+    with golden.raises(ProtocolError):
         encode(message)
 
 
@@ -204,7 +205,7 @@ def test_other_errors_arrive_with_their_traceback():
         info = decode(encode(error_to_info(error)), ErrorInfo)
     arrived = info_to_error(info, "model_worker/3")
     assert type(arrived) is RemoteError
-    assert "model_worker/3 failed: ZeroDivisionError: by" in arrived.what
+    golden.line(arrived, "ZeroDivisionError")
     assert "in divide" in arrived.what
 
 
@@ -307,7 +308,7 @@ def test_keys_are_never_shown(tmp_path: Path):
 
 def test_keys_are_not_written_over(tmp_path: Path):
     keys = TrialKeypairs.create(tmp_path / "keys.json")
-    with pytest.raises(ConfigError, match="has keys already"):
+    with golden.raises(ConfigError):
         TrialKeypairs.create(tmp_path / "keys.json")
     assert TrialKeypairs.load(tmp_path / "keys.json") == keys
 
@@ -317,7 +318,7 @@ def test_keys_that_others_can_reach_are_refused(tmp_path: Path, mode: int):
     path = tmp_path / "keys.json"
     TrialKeypairs.create(path)
     path.chmod(mode)
-    with pytest.raises(ConfigError, match=f"{mode:04o}") as caught:
+    with golden.raises(ConfigError) as caught:
         TrialKeypairs.load(path)
     assert f"chmod 600 {path}" in caught.value.fix
 
@@ -327,15 +328,15 @@ def test_a_file_without_keys_is_refused(tmp_path: Path, text: str):
     path = tmp_path / "keys.json"
     path.write_bytes(text.encode(errors="surrogateescape"))
     path.chmod(0o600)
-    with pytest.raises(ConfigError, match="no CURVE keys"):
+    with golden.raises(ConfigError):
         TrialKeypairs.load(path)
 
 
 def test_missing_keys_say_who_writes_them(tmp_path: Path):
-    with pytest.raises(ConfigError, match="can't be read") as caught:
+    with golden.raises(ConfigError) as caught:
         TrialKeypairs.load(tmp_path / "keys.json")
     assert "launcher" in caught.value.fix
-    with pytest.raises(ConfigError, match="can't be written"):
+    with golden.raises(ConfigError):
         TrialKeypairs.create(tmp_path / "nowhere" / "keys.json")
 
 

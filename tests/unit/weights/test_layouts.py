@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import product
 
+import golden
 import pytest
 import torch
 
@@ -45,7 +46,7 @@ def test_whole_layout_has_everything_on_every_data_rank():
     assert len(layout) == 3
     assert all(held["lm_head.weight"] == rows(0, 20, 12) for held in layout)
     assert all(list(held) == [w.name for w in SHAPE.weights()] for held in layout)
-    with pytest.raises(ConfigError, match="d1t2p1 has tensor or pipeline axes"):
+    with golden.raises(ConfigError):
         whole_layout(SHAPE.weights(), ProcessTopology(tensor=2))
 
 
@@ -152,5 +153,5 @@ def test_a_layout_that_does_not_fit_is_refused_with_all_reasons():
     with pytest.raises(ConfigErrors) as caught:
         megatron_layout(SHAPE, ProcessTopology(tensor=3, pipeline=3))
     assert len(caught.value.problems) == 4
-    with pytest.raises(ConfigError, match="no pipeline"):
+    with golden.raises(ConfigError):
         fsdp_layout(SHAPE.weights(), ProcessTopology(pipeline=2))

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from functools import partial
 
+import golden
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -234,9 +235,7 @@ def saved_bytes(engine):
 
 
 def test_a_model_without_known_layers_can_t_recompute():
-    with pytest.raises(
-        ConfigError, match="Linear does not declare which of its submodules are its layers"
-    ):
+    with golden.raises(ConfigError):
         recompute_layers(torch.nn.Linear(2, 2), where="recompute of m@0")
 
 
@@ -364,7 +363,7 @@ def test_rounding_is_only_what_the_plan_says():
     check = partial(check_lossless, {"w": [(box, x)]}, ["w"], {"w": "bfloat16"})
     check({"w": "float32"})
     for rounded in ({}, {"v": "float32"}, {"w": "float64"}):
-        with pytest.raises(InternalError, match=r"w is torch\.float32, the plan sends torch\.bf"):
+        with golden.raises(InternalError):
             check(rounded)
 
 
@@ -375,7 +374,7 @@ def test_rounding_through_files_is_refused_as_well(tmp_path):
         [], layout, [0], layout, [1], dtype={"w": "bfloat16"}, rounded={"w": "float32"}
     )
     assert write_part(asked, 0, views, tmp_path) is not None
-    with pytest.raises(InternalError, match=r"w is torch\.float32, the plan sends torch\.bf"):
+    with golden.raises(InternalError):
         write_part(replace(asked, rounded={}), 0, views, tmp_path)
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import pairwise, product
 from math import lcm
 
+import golden
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -263,7 +264,7 @@ def test_only_named_weights_move():
     plan = plan_realloc(shape.weights(), *layouts, whole, (2,), names={"model.norm.weight"})
     assert plan.streams == {(1, 2): (WeightPiece("model.norm.weight", Box((0,), (3,))),)}
     assert plan.lower_bound == 12
-    with pytest.raises(ConfigError, match=r"does not hold 1 weights that should move: model\.nrom"):
+    with golden.raises(ConfigError):
         plan_realloc(shape.weights(), *layouts, whole, (2,), names={"model.nrom"})
 
 
@@ -280,7 +281,7 @@ def test_dtypes_by_name_count_their_own_bytes():
         weights, (holding,), (0,), (holding,), (1,), dtype={"w": "bfloat16", "a": "float32"}
     )
     assert plan.bytes_sent == {0: 20}
-    with pytest.raises(ConfigError, match=r"1 weights have no known dtype, .* 'a' has ''"):
+    with golden.raises(ConfigError):
         plan_realloc(weights, (holding,), (0,), (holding,), (1,), dtype={"w": "bfloat16"})
 
 
@@ -288,17 +289,17 @@ def test_what_the_source_lacks_is_named():
     topo = ProcessTopology()
     actor, critic = shape_for(topo), shape_for(topo, critic=True)
     sides = megatron_layout(actor, topo), (0,), megatron_layout(critic, topo), (1,)
-    with pytest.raises(ConfigError, match=r"all of 2 weights .*: score\.weight, score\.bias"):
+    with golden.raises(ConfigError):
         plan_realloc(critic.weights(), *sides)
     half = ({"w": (Box((0, 0), (2, 3)),)},)
     whole = ({"w": (Box((0, 0), (4, 3)),)},)
-    with pytest.raises(ConfigError, match="all of 1 weights"):
+    with golden.raises(ConfigError):
         plan_realloc([Weight("w", (4, 3))], half, (0,), whole, (1,))
 
 
 def test_a_rank_without_a_worker_of_its_own_is_our_mistake():
     holding = ({"w": (Box((0,), (2,)),)},) * 2
-    with pytest.raises(InternalError, match=r"the target copy has 2 ranks on workers \[1, 1\]"):
+    with golden.raises(InternalError):
         plan_realloc([Weight("w", (2,))], holding, (0, 1), holding, (1, 1))
 
 

@@ -4,6 +4,7 @@ import threading
 import weakref
 from itertools import chain
 
+import golden
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -88,8 +89,9 @@ def test_bfloat16_on_the_wire_rounds_once():
 
 def test_rounding_that_nobody_asked_for_is_refused():
     trainers = Trainers(layout_of("whole", "d1"), dense(SHAPE.weights()), held="bfloat16")
-    with pytest.raises(InternalError, match=r"float32, the plan sends torch\.bfloat16"):
+    with pytest.raises(InternalError) as refused:
         trainers.publish(0)
+    assert "torch.bfloat16" in refused.value.what
 
 
 def test_versions_go_up_and_the_newest_two_stay():
@@ -99,9 +101,9 @@ def test_versions_go_up_and_the_newest_two_stay():
     assert trainers.publishers[0].versions == (4, 7)
     for source in sources[1:]:
         assert len(receiver.fetch(source, timeout_s=240)) == len(SHAPE.weights())
-    with pytest.raises(RemoteError, match=r"version 3 .*model_worker/10.* did not come"):
+    with golden.raises(RemoteError):
         receiver.fetch(sources[0], timeout_s=240)
-    with pytest.raises(InternalError, match=r"version 7 .* after version 7"):
+    with golden.raises(InternalError):
         trainers.publish(7)
     trainers.publishers[0].forget(4)
     trainers.publishers[0].forget(7)
@@ -149,7 +151,7 @@ def test_one_flipped_bit_is_noticed_and_told():
     trainers, source = published()
     (x,) = trainers.stores[1].rows(KEY, [f"{MODEL}/4/11/3"])
     x[17] ^= 4
-    with pytest.raises(ProtocolError, match=r"model_worker/11 are damaged.*checksum") as caught:
+    with golden.raises(ProtocolError) as caught:
         Receiver(trainers).fetch(source, timeout_s=240)
     assert caught.value.where == f"row {MODEL}/4/11/3"
     assert "version 4" in caught.value.what
@@ -160,14 +162,14 @@ def test_a_bucket_of_another_length_is_refused():
     name = f"{MODEL}/4/11/3"
     (x,) = trainers.stores[1].rows(KEY, [name])
     trainers.stores[1].put_rows(KEY, [(name, x[:-4])])
-    with pytest.raises(ProtocolError, match=r"damaged: \[\d+\] torch.uint8 came"):
+    with golden.raises(ProtocolError):
         Receiver(trainers).fetch(source, timeout_s=240)
 
 
 def test_a_trainer_that_is_left_out_is_named():
     trainers, source = published()
     less = WeightSource(version=4, parts=source.parts[:1])
-    with pytest.raises(ProtocolError, match="no part of model_worker/11"):
+    with golden.raises(ProtocolError):
         Receiver(trainers).fetch(less, timeout_s=240)
 
 
@@ -175,20 +177,20 @@ def test_a_part_of_another_version_is_named():
     trainers, first = published()
     second, _ = trainers.publish(5)
     mixed = WeightSource(version=5, parts=(second.parts[0], first.parts[1]))
-    with pytest.raises(ProtocolError, match="model_worker/11 gives version 4"):
+    with golden.raises(ProtocolError):
         Receiver(trainers).fetch(mixed, timeout_s=240)
 
 
 def test_a_list_that_is_garbage_is_refused():
     trainers, source = published()
     trainers.stores[0].put_rows(KEY, [(source.parts[0].name, torch.zeros(9, dtype=torch.uint8))])
-    with pytest.raises(ProtocolError, match="not a Manifest"):
+    with golden.raises(ProtocolError):
         Receiver(trainers).fetch(source, timeout_s=240)
 
 
 def test_no_parts_and_no_folder_is_an_error():
     trainers, _ = published()
-    with pytest.raises(ProtocolError, match="there are none"):
+    with golden.raises(ProtocolError):
         Receiver(trainers).fetch(WeightSource(version=4), timeout_s=240)
 
 
@@ -225,9 +227,7 @@ def test_a_deadline_that_has_passed_is_told():
         return Silent()
 
     receiver._make_client = nothing
-    with pytest.raises(
-        WaitTimeout, match=r"version 4 .*did not come: model_worker/10 did not send"
-    ):
+    with golden.raises(WaitTimeout):
         receiver.fetch(source, timeout_s=0.0)
 
 
@@ -424,7 +424,7 @@ def test_a_folder_that_is_half_written_is_refused(tmp_path):
     file = tmp_path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     trainers, _ = published()
-    with pytest.raises(CheckpointError, match="half-written"):
+    with golden.raises(CheckpointError):
         Receiver(trainers).fetch(WeightSource(version=2, path=str(tmp_path)), timeout_s=240)
 
 
@@ -476,5 +476,5 @@ def test_memory_of_a_forgotten_version_that_is_being_read_is_not_used_again():
 def test_an_engine_whose_views_lack_a_part_is_refused():
     trainers, _ = published()
     trainers.engines[0] = Engine({}, {})
-    with pytest.raises(InternalError, match="this process holds nothing"):
+    with golden.raises(InternalError):
         trainers.publish(5)

@@ -3,6 +3,7 @@
 from itertools import product
 from math import prod
 
+import golden
 import msgspec
 import numpy as np
 import pytest
@@ -115,7 +116,7 @@ def test_a_patch_that_does_not_fit_is_refused(damage):
     patch = {"short": patch[:-2], "long": np.append(patch, patch[:2]), "empty": patch[:0]}.get(
         damage, patch
     )
-    with pytest.raises(ProtocolError, match=r"no patch|changes word 499 of 250"):
+    with golden.raises(ProtocolError):
         apply_patch(patch, old[:500].copy() if damage == "beyond" else old.copy())
 
 
@@ -218,7 +219,7 @@ NONSENSE = {
 @pytest.mark.parametrize("why", NONSENSE)
 def test_a_list_that_makes_no_sense_is_refused(why):
     (part, _) = lists()
-    with pytest.raises(ProtocolError, match=f"is inconsistent: .*{why}"):
+    with golden.raises(ProtocolError):
         decode_manifest(encode_manifest(NONSENSE[why](part)))
 
 
@@ -254,7 +255,7 @@ PARTS = {
 
 @pytest.mark.parametrize("why", PARTS)
 def test_parts_that_are_not_whole_are_refused(why):
-    with pytest.raises(ProtocolError, match=why):
+    with golden.raises(ProtocolError):
         check_parts(PARTS[why](*lists()), version=2)
 
 
@@ -263,7 +264,7 @@ def test_one_number_given_for_another_is_noticed():
     part = replaced(lists()[0], weights=(WholeWeight("w", (4,), "float32"),), givers=(4,))
     pieces = (PublishedPiece(0, (0,), (2,), 0), PublishedPiece(0, (1,), (3,), 8))
     part = replaced(part, buckets=(PublishedBucket("r", 16, 0, 2, pieces),))
-    with pytest.raises(ProtocolError, match="numbers of w come twice"):
+    with golden.raises(ProtocolError):
         check_parts([decode_manifest(encode_manifest(part))], version=2)
 
 

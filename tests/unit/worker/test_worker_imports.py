@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from pathlib import Path
 
+import golden
 import pytest
 
 from realsys.api.errors import ConfigError
@@ -32,6 +33,6 @@ def test_garbage_is_collected_again_once_all_is_imported(tmp_path: Path) -> None
 def test_garbage_is_collected_again_after_a_plugin_that_fails(tmp_path: Path) -> None:
     plugin = tmp_path / "plugin.py"
     plugin.write_text("raise OSError('no such thing')\n")
-    with pytest.raises(ConfigError, match="no such thing"):
+    with golden.raises(ConfigError):
         import_role("master_worker", [str(plugin)])
     assert gc.isenabled()

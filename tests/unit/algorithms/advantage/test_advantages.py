@@ -1,5 +1,6 @@
 import math
 
+import golden
 import pytest
 import torch
 from near import assert_near
@@ -119,11 +120,11 @@ def test_gae_agrees_with_the_sum_of_its_definition(truncation):
 
 
 def test_gae_refuses_what_it_would_have_to_guess():
-    with pytest.raises(DataError, match="truncated_B or bootstrap_value_B is missing"):
+    with golden.raises(DataError):
         gae_advantages(REWARD, VALUE, ONES, gamma=1.0, lam=1.0, truncation="bootstrap")
-    with pytest.raises(ConfigError, match="no truncation rule 'terminl'"):
+    with golden.raises(ConfigError):
         gae_advantages(REWARD, VALUE, ONES, gamma=1.0, lam=1.0, truncation="terminl")
-    with pytest.raises(DataError, match=r"value_BT has shape \(1, 4\), reward_BT \(1, 3\)"):
+    with golden.raises(DataError):
         gae_advantages(REWARD, torch.zeros(1, 4), ONES, gamma=1.0, lam=1.0)
 
 
@@ -185,11 +186,11 @@ def test_equal_scores_give_no_noise():
 
 def test_group_settings_that_clash_are_refused():
     scores = torch.zeros(3)
-    with pytest.raises(DataError, match="3 scores don't make groups of 2"):
+    with golden.raises(DataError):
         group_advantages(scores, 2, normalise_std=True)
-    with pytest.raises(ConfigError, match="both set"):
+    with golden.raises(ConfigError):
         group_advantages(scores, 3, normalise_std=True, leave_one_out=True)
-    with pytest.raises(DataError, match="groups has shape"):
+    with golden.raises(DataError):
         group_advantages(scores, torch.zeros(2), normalise_std=True)
 
 
@@ -223,8 +224,8 @@ def test_whitening_over_ranks_is_that_of_the_whole_batch():
 
 def test_whitening_needs_two_elements():
     one = torch.tensor([1, 0])
-    with pytest.raises(DataError, match="1 elements have no variance"):
+    with golden.raises(DataError):
         masked_whiten(torch.tensor([4.0, 2.0]), one)
     assert masked_whiten(torch.tensor([4.0, 2.0]), one, unbiased=False).tolist() == [0.0, 0.0]
-    with pytest.raises(DataError, match="0 elements"):
+    with golden.raises(DataError):
         masked_whiten(torch.zeros(2), torch.zeros(2), unbiased=False)

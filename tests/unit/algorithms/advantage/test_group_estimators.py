@@ -6,6 +6,7 @@ import math
 from itertools import combinations
 from typing import Any
 
+import golden
 import pytest
 import torch
 from estimators_named import estimator
@@ -82,12 +83,12 @@ def test_gdpo_tells_apart_what_grpo_confuses() -> None:
 
 
 def test_gdpo_says_which_part_is_missing() -> None:
-    with pytest.raises(ConfigError, match="no answer of this batch has a reward part 'shrt'") as e:
+    with golden.raises(ConfigError) as e:
         answer_advantages(
             GDPOAdvantage(weights={"shrt": 1.0}), scores([1.0, 0.0], 2, short=[1.0, 0.0])
         )
     assert "short" in e.value.fix
-    with pytest.raises(DataError, match="no parts"):
+    with golden.raises(DataError):
         answer_advantages(GDPOAdvantage(), scores([1.0, 0.0], 2))
 
 
@@ -200,7 +201,7 @@ def test_a_kind_that_returns_nonsense_is_named(returned: Any) -> None:
         def answer_advantages(self, answers: GroupScores) -> torch.Tensor:
             return returned
 
-    with pytest.raises(ConfigError, match="answer_advantages of Odd") as found:
+    with golden.raises(ConfigError) as found:
         answer_advantages(Odd(), scores([1.0, 0.0], 2))
     assert "class Odd" in found.value.where
 

@@ -1,5 +1,6 @@
 import math
 
+import golden
 import pytest
 import torch
 from near import assert_near, near
@@ -69,7 +70,7 @@ def test_mean_of_the_estimates_is_the_kl():
 
 
 def test_an_unknown_estimator_is_refused():
-    with pytest.raises(ConfigError, match="no KL estimator 'k4'"):
+    with golden.raises(ConfigError):
         kl_estimate(torch.zeros(1), torch.zeros(1), "k4")
 
 
@@ -104,7 +105,7 @@ def test_truncated_answers_may_go_without_a_score():
     assert rewards(**cut) == [[-0.25, 0.0, 0.25, 0.0], [-0.5, 0.0, -8.5, 0.0]]
     kept = {"score_on_truncated": True, "truncated_B": torch.tensor([True, False])}
     assert rewards(**kept) == rewards()
-    with pytest.raises(DataError, match="truncated_B is missing"):
+    with golden.raises(DataError):
         rewards(score_on_truncated=False)
 
 
@@ -164,7 +165,7 @@ def test_the_coefficient_survives_a_restart():
     resumed = AdaptiveKLController(0.2, target=6.0, horizon=100.0)
     resumed.load_state_dict(controller.state_dict())
     assert resumed.coef == controller.coef != 0.2
-    with pytest.raises(CheckpointError, match="no 'coef'"):
+    with golden.raises(CheckpointError):
         resumed.load_state_dict(FixedKLController(0.1).state_dict())
 
 
@@ -176,13 +177,13 @@ def test_the_fixed_coefficient_is_that_of_the_configuration():
 
 
 def test_controllers_refuse_numbers_that_make_no_sense():
-    with pytest.raises(ConfigError, match="coef is 0"):
+    with golden.raises(ConfigError):
         AdaptiveKLController(0.0, target=6.0, horizon=100.0)
-    with pytest.raises(ConfigError, match="target is -6"):
+    with golden.raises(ConfigError):
         AdaptiveKLController(0.1, target=-6.0, horizon=100.0)
-    with pytest.raises(ConfigError, match="coef is nan"):
+    with golden.raises(ConfigError):
         FixedKLController(float("nan"))
-    with pytest.raises(DataError, match="KL is nan"):
+    with golden.raises(DataError):
         AdaptiveKLController(0.1, target=6.0, horizon=100.0).update(float("nan"), 1)
 
 
@@ -193,7 +194,7 @@ def test_a_batch_of_many_horizons_does_not_turn_the_penalty_into_a_reward():
     controller.update(100.0, 64)
     assert controller.coef == near(0.096)
     for coef in (-0.1, 0.0, float("nan"), float("inf")):
-        with pytest.raises(CheckpointError, match="coefficient is"):
+        with golden.raises(CheckpointError):
             controller.load_state_dict({"coef": coef})
 
 

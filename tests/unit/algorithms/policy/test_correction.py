@@ -2,6 +2,7 @@
 
 import math
 
+import golden
 import pytest
 import torch
 from hypothesis import given
@@ -210,17 +211,17 @@ def test_a_limit_is_asked_for_what_is_within(kl, limit, action):
 
 def test_what_cannot_be_meant_is_refused():
     x = torch.zeros(2)
-    with pytest.raises(ConfigError, match="no correction 'icepopp'"):
+    with golden.raises(ConfigError):
         correction_weights(x, x, x, method="icepopp")
-    with pytest.raises(ConfigError, match=r"bounds of the weight are 2\.0 and 1\.0"):
+    with golden.raises(ConfigError):
         correction_weights(x, x, x, method="icepop", low=2.0, high=1.0)
-    with pytest.raises(ConfigError, match="no level 'sequences'"):
+    with golden.raises(ConfigError):
         correction_weights(x, x, x, method="tis", level="sequences")
-    with pytest.raises(ConfigError, match="on_mismatch is 'panic'"):
+    with golden.raises(ConfigError):
         judge_mismatch(2.0, limit=1.0, on_mismatch="panic")
-    with pytest.raises(DataError, match="behaviour has shape"):
+    with golden.raises(DataError):
         correction_weights(x, x[:1], x, method="none")
-    with pytest.raises(DataError, match="where its sequences end"):
+    with golden.raises(DataError):
         correction_weights(x, x, x, method="tis", level="sequence", high=2.0)
 
 
@@ -239,7 +240,7 @@ def test_lags_by_hand():
 
 
 def test_lags_of_a_mask_that_would_be_broadcast_are_refused():
-    with pytest.raises(DataError, match="mask_N"):
+    with golden.raises(DataError):
         token_lags(torch.zeros(3, dtype=torch.int64), torch.ones(3, 1), [3], version=1)
 
 
@@ -256,7 +257,7 @@ def test_the_penalty_of_long_answers_by_hand():
     lengths = torch.tensor([1, 6, 7, 9, 10, 15])
     found = overlong_penalty(lengths, max_length=10, buffer_length=4, factor=2.0)
     assert found.tolist() == [0, 0, -0.5, -1.5, -2, -2]
-    with pytest.raises(ConfigError, match="overlong_buffer_len is 11"):
+    with golden.raises(ConfigError):
         overlong_penalty(lengths, max_length=10, buffer_length=11)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import golden
 import pytest
 import torch
 from near import assert_near, near
@@ -80,7 +81,7 @@ def test_chosen_tokens_are_left_out_or_penalised() -> None:
 
 
 def test_a_loss_by_covariance_needs_the_choice() -> None:
-    with pytest.raises(DataError, match="nobody chose"):
+    with golden.raises(DataError):
         policy_loss(CLIP, *[torch.zeros(2)] * 3, torch.ones(2))
 
 

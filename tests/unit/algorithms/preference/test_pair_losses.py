@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+import golden
 import pytest
 import torch
 from near import assert_near, near
@@ -263,11 +264,11 @@ def test_the_reference_and_the_estimate_get_no_gradient(loss: PairLoss) -> None:
 
 
 def test_answers_that_are_no_pairs_are_refused() -> None:
-    with pytest.raises(DataError, match="3 answers"):
+    with golden.raises(DataError):
         pair_logprobs(torch.zeros(3), None, [1, 1, 1])
-    with pytest.raises(DataError, match="with 0 tokens"):
+    with golden.raises(DataError):
         pair_logprobs(torch.zeros(3), None, [3, 0])
-    with pytest.raises(DataError, match="add up to 4"):
+    with golden.raises(DataError):
         pair_logprobs(torch.zeros(3), None, [3, 1])
 
 
@@ -303,7 +304,7 @@ def test_a_kind_without_a_formula_says_so() -> None:
     class Nothing(PairLoss):
         kind = "nothing"
 
-    with pytest.raises(NotImplementedError, match="Nothing has no pair_losses"):
+    with golden.raises(NotImplementedError):
         pair_losses(Nothing(), of_pair(0.0, 0.0))
 
 
@@ -315,7 +316,7 @@ def test_a_kind_that_returns_nonsense_is_named(made: Any) -> None:
         def pair_losses(self, pairs: PairLogprobs) -> PairLosses:
             return made
 
-    with pytest.raises(ConfigError, match="pair_losses of Odd") as found:
+    with golden.raises(ConfigError) as found:
         pair_losses(Odd(), of_pair(0.0, 0.0))
     assert "class Odd" in found.value.where
 
@@ -324,5 +325,5 @@ def test_losses_have_names() -> None:
     assert {name: kind_named(PairLoss, name) for name in registry.names("pair_loss")} == {
         loss.kind: type(loss) for loss in (DPO, IPO, KTO, SIMPO)
     }
-    with pytest.raises(UnknownName, match="no pair_loss called 'orpo'"):
+    with golden.raises(UnknownName):
         kind_named(PairLoss, "orpo")

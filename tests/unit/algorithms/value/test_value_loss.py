@@ -1,5 +1,6 @@
 import math
 
+import golden
 import pytest
 import torch
 from near import assert_near, near
@@ -76,11 +77,11 @@ def test_explained_variance_over_ranks_is_that_of_the_whole_batch():
 
 def test_settings_that_make_no_sense_are_refused():
     x = torch.zeros(2)
-    with pytest.raises(ConfigError, match="no value loss 'hubr'"):
+    with golden.raises(ConfigError):
         clipped_value_loss(x, x, x, x, eps_clip=None, kind="hubr")
-    with pytest.raises(ConfigError, match="eps_clip is 0"):
+    with golden.raises(ConfigError):
         clipped_value_loss(x, x, x, x, eps_clip=0.0)
-    with pytest.raises(DataError, match=r"returns has shape \(2, 1\)"):
+    with golden.raises(DataError):
         clipped_value_loss(x, x, x[:, None], x, eps_clip=None)
 
 

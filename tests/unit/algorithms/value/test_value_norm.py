@@ -1,5 +1,6 @@
 import math
 
+import golden
 import pytest
 import torch
 from near import assert_near, near
@@ -99,9 +100,9 @@ def test_a_resumed_run_goes_on_bit_for_bit():
 
 
 def test_wrong_settings_and_states_are_refused():
-    with pytest.raises(ConfigError, match=r"beta is 1\.0"):
+    with golden.raises(ConfigError):
         RunningMoments(beta=1.0)
-    with pytest.raises(ConfigError, match=r"eps is 0"):
+    with golden.raises(ConfigError):
         RunningMoments(eps=0.0)
-    with pytest.raises(CheckpointError, match=r"found \['coef'\]"):
+    with golden.raises(CheckpointError):
         RunningMoments().load_state_dict({"coef": 1.0})

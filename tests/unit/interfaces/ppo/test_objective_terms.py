@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 
+import golden
 import pytest
 import torch
 from estimators_named import estimator
@@ -221,7 +222,7 @@ def test_gdpo_reads_the_parts_of_rewards_that_travel_with_the_batch() -> None:
         )
     ]
     assert firsts == near([0.5**0.5, -(0.5**0.5)] * 4)
-    with pytest.raises(DataError, match="no parts"):
+    with golden.raises(DataError):
         prepare_experience(data, settings, kl_coef=0.0, ranks=ALONE)
 
 
@@ -375,7 +376,7 @@ def test_teachers_add_up_by_weight() -> None:
     wanted = 1 + 0.5 * (data.data[TEACHER] - old)[mask_N] + 0.25 * 2.0
     assert_near(made.data["advantages"][mask_N], wanted)
     assert stats["teacher/other/kl"] == near(-2.0)
-    with pytest.raises(DataError, match="no 'packed_teacher_logprobs_gone'"):
+    with golden.raises(DataError):
         with_teachers(data, {"packed_teacher_logprobs_gone": 1.0}, old, ALONE)
 
 

@@ -4,6 +4,7 @@ import logging
 import math
 import pickle
 
+import golden
 import pytest
 import torch
 from estimators_named import estimator
@@ -202,7 +203,7 @@ def test_figures_of_mismatch_and_correction_by_hand():
 
 def test_the_update_says_that_it_lacks_proximal_logprobs():
     data = without(batch(), PROX)
-    with pytest.raises(DataError, match="which use_decoupled_loss needs") as caught:
+    with golden.raises(DataError) as caught:
         interface(use_decoupled_loss=True).train_step(actor(), data, WHOLE)
     assert "output_key_remap" in caught.value.fix
 
@@ -254,14 +255,14 @@ def test_a_warning_says_figures_and_trains(caplog):
         guard("warn").train_step(model, data, WHOLE)
     (record,) = caplog.records
     assert "mismatch_kl_max is 0.05" in record.getMessage()
-    assert "step 4, 4 datapoints on this rank from a on" in record.getMessage()
+    golden.check(record.getMessage())
     interface(recompute_logprob=True).train_step(other, data, WHOLE)
     same(model, other, atol=0, rtol=0)
 
 
 def test_a_stop_says_figures_batch_and_where_to_look():
     model = actor()
-    with pytest.raises(PolicyMismatch, match=r"differ by 0\.\d+ nats a token") as caught:
+    with golden.raises(PolicyMismatch) as caught:
         guard("stop").train_step(model, batch(shift=0.5), WHOLE)
     assert "step 4" in caught.value.where
     assert "mismatch/kl_k3_lag_0" in caught.value.fix
@@ -284,17 +285,17 @@ def test_figures_of_age_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("version", "max_staleness", "what"),
+    ("version", "max_staleness"),
     [
-        (3, 1, r"versions 2 … 3 only, but c has 1 … 3"),  # 2 old
-        (4, 2, r"versions 2 … 4 only, but c has 1 … 3"),
-        (2, None, r"but a has 2 … 3, a has 3 … 3"),  # of weights that are still to come
+        (3, 1),  # 2 old
+        (4, 2),
+        (2, None),  # of weights that are still to come
     ],
 )
-def test_a_token_that_must_not_be_there_stops_the_run(version, max_staleness, what):
+def test_a_token_that_must_not_be_there_stops_the_run(version, max_staleness):
     model = actor(version=version)
     before = weights_of(model)
-    with pytest.raises(InternalError, match=what):
+    with golden.raises(InternalError):
         interface(max_staleness=max_staleness).train_step(model, batch(), WHOLE)
     assert_close(weights_of(model), before, atol=0, rtol=0)
 
@@ -305,7 +306,7 @@ def test_a_token_of_the_policy_without_a_version_stops_the_run(max_staleness):
     versions = data.data[VERSIONS].clone()
     versions[PROMPT] = -1
     data = SequenceSample(data.meta, {**data.data, VERSIONS: versions})
-    with pytest.raises(InternalError, match=r"a has -1 … 3"):
+    with golden.raises(InternalError):
         interface(max_staleness=max_staleness).train_step(actor(), data, WHOLE)
 
 
@@ -335,9 +336,9 @@ def test_all_ranks_raise_when_one_holds_a_token_too_old():
 
     first, second = on_two_ranks(check, batch(shift=0.5))
     assert isinstance(first, InternalError)
-    assert "another data-parallel rank holds others" in first.what
+    golden.check(first)
     assert isinstance(second, InternalError)
-    assert "c has 1 … 3" in second.what
+    golden.check(second)
 
 
 # ---- how tokens add up ------------------------------------------------------------------------------
@@ -484,7 +485,7 @@ def test_log_probs_that_are_no_numbers_take_no_step(key, bad):
     broken[place] = bad
     data = SequenceSample(data.meta, {**data.data, key: broken})
     ppo = interface(use_decoupled_loss=True, correction="cap")
-    with pytest.raises(DataError, match=f"1 answer tokens have a {key} that is no") as error:
+    with golden.raises(DataError) as error:
         ppo.train_step(model, data, WHOLE)
     assert error.value.where == f"datapoints ['{data.ids[-1]}']"
     assert_close(weights_of(model), before, atol=0, rtol=0)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
+import golden
 import pytest
 import torch
 from near import assert_near, near
@@ -152,7 +153,7 @@ def test_the_loss_and_its_figures_by_hand() -> None:
 
 def test_a_parted_pair_is_refused() -> None:
     data = pairs("a", [[4]])
-    with pytest.raises(ConfigError, match="do not fit one micro-batch"):
+    with golden.raises(ConfigError):
         DirectPreferenceInterface().pair_loss(Predictions.of_logits(torch.zeros(4, 300)), data)
 
 
@@ -244,11 +245,11 @@ def test_held_out_pairs_are_compared_with_the_policy_before_its_first_update(pat
     assert later["margin"] != 0.0
     # A restart knows them, and refuses others.
     other = DirectPreferenceInterface()
-    with pytest.raises(ConfigError, match="2 of 2 held-out pairs were not held out"):
+    with golden.raises(ConfigError):
         other.evaluate(model, held_out, MB)
     other.load_state_dict(does.state_dict())
     assert other.evaluate(model, held_out, MicroBatchSpec(max_tokens_per_mb=16)) == later
-    with pytest.raises(ConfigError, match="1 of 1 held-out pairs"):
+    with golden.raises(ConfigError):
         other.evaluate(model, [pairs("d", LENGTHS[2:])], MB)  # of other lengths
 
 

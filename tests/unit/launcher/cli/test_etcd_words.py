@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import golden
 import pytest
 
 from launcher.cli.command_line import run
@@ -52,17 +53,14 @@ def test_a_network_without_tls() -> None:
 
 def test_a_name_is_one_word_of_the_shell() -> None:
     assert roles(SITE, "a b;c").commands[0].endswith("'realsys-lab-a b;c'")
-    with pytest.raises(ConfigError, match="has a '/'"):
+    with golden.raises(ConfigError):
         roles(SITE, "a/b")
 
 
-@pytest.mark.parametrize(
-    ("url", "fix"), [("file:///f", "name the site's etcd"), ("etcd+job://", "nothing is needed")]
-)
-def test_a_site_whose_store_has_no_users(url: str, fix: str) -> None:
-    with pytest.raises(ConfigError, match="has no etcd with users") as caught:
+@pytest.mark.parametrize("url", ["file:///f", "etcd+job://"])
+def test_a_site_whose_store_has_no_users(url: str) -> None:
+    with golden.raises(ConfigError):
         roles(replace(SITE, name_resolve=url), "anna")
-    assert fix in caught.value.fix
 
 
 def test_the_verb_takes_the_site_files_user_for_ones_own_and_no_others(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import golden
 import pytest
 
 from launcher.cli.verbs import data_verbs
@@ -39,21 +40,20 @@ def trial(root: Path, name: str, *words: str, stored: bool = True) -> TrialFiles
 
 
 @pytest.mark.parametrize(
-    ("name", "words", "stored", "why"),
+    ("name", "words", "stored"),
     [
-        ("grpo-math", (), True, "its trainers sampled the answers, and keep none"),
-        ("grpo-math-async", ("schedule.dump=false",), False, "it ran with schedule.dump=false"),
-        ("grpo-math-async", (), False, "it has no stored rollouts"),
-        ("grpo-math-async", ("task.env=calculator",), True, "the environment 'calculator'"),
+        ("grpo-math", (), True),
+        ("grpo-math-async", ("schedule.dump=false",), False),
+        ("grpo-math-async", (), False),
+        ("grpo-math-async", ("task.env=calculator",), True),
     ],
 )
 def test_trials_without_answers_or_with_other_rewards_are_refused_in_words(
-    tmp_path: Path, name: str, words: tuple[str, ...], stored: bool, why: str
+    tmp_path: Path, name: str, words: tuple[str, ...], stored: bool
 ) -> None:
     files = trial(tmp_path, name, *words, stored=stored)
-    with pytest.raises(TrialError, match="can't be rescored") as caught:
+    with golden.raises(TrialError) as caught:
         stored_rollouts(files, reward="math_verify", words=(), imports=())
-    assert why in caught.value.what
     assert "schedule=async" in caught.value.fix
 
 
@@ -90,7 +90,7 @@ def test_a_rule_that_scores_nothing_ends_with_an_error_and_its_table(
     monkeypatch.setattr("launcher.control.rescore_trial.stored_rollouts", lambda *_, **__: made)
     assert data_verbs.rescore("a/b") == ExitCode.RUN_FAILED
     told = capsys.readouterr()
-    assert "all 2 datapoints got no score; the first: x" in told.err
+    golden.check(told.err)
     assert told.out.splitlines()[-1].split()[:4] == ["all", "2", "2", "0"]
     made.append(RescoredDatapoint(id="1-c", version=9, old=(0.0,), new=(1.0,), correct=(True,)))
     assert data_verbs.rescore("a/b") == ExitCode.OK

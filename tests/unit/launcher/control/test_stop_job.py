@@ -8,6 +8,7 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
+import golden
 import pytest
 from stand_in_slurm import SUBMITTED, calls, make_plan, program, queue_row, write_plan
 
@@ -136,16 +137,10 @@ def test_a_waiting_job_is_cancelled_and_who_did_it_is_noted(make):
     assert trial.cancelled == ["7"]
     assert trial.request() is None
     assert read_submission(trial.files).cancelled_by == user_name()
-    assert trial.told == [
-        "cancelled job 7, which had not started a run",
-        "job 7 has left Slurm; no process of the trial is left",
-    ]
+    golden.check(trial.told)
     with closing(StatusReader(trial.files)) as reader:
         view = reader.view()
-    assert (view.state, view.reason) == (
-        State.STOPPED,
-        f"job 7 was cancelled by {user_name()} before it ran",
-    )
+    golden.check((view.state, view.reason))
 
 
 def test_all_waiting_jobs_of_the_layout_split_are_cancelled_at_once(make):
@@ -154,7 +149,7 @@ def test_all_waiting_jobs_of_the_layout_split_are_cancelled_at_once(make):
     trial.cancel_ends_it()
     assert trial.stop() is True
     assert trial.cancelled == ["7 8"]
-    assert trial.told[-1] == "job 7, 8 has left Slurm; no process of the trial is left"
+    golden.check(trial.told[-1])
 
 
 def test_a_job_that_began_to_run_before_the_cancellation_is_killed(make):
@@ -172,10 +167,7 @@ def test_a_running_job_that_ends_when_asked_is_not_cancelled(make):
     assert trial.stop(grace_s=30) is True
     assert trial.request().grace_seconds == 30
     assert trial.cancelled == []
-    assert trial.told == [
-        "requested a stop of attempt 1 after its current step (up to 30 s)",
-        "job 7 has left Slurm; no process of the trial is left",
-    ]
+    golden.check(trial.told)
 
 
 def test_a_job_whose_run_has_just_ended_is_given_time_to_leave(make, monkeypatch):
@@ -188,7 +180,7 @@ def test_a_job_whose_run_has_just_ended_is_given_time_to_leave(make, monkeypatch
     program(trial.bin, "squeue", f'cat "{trial.bin}/queue"; {leaves}; touch "{trial.bin}/looked"')
     assert trial.stop() is True
     assert trial.cancelled == []
-    assert trial.told == ["job 7 has left Slurm; no process of the trial is left"]
+    golden.check(trial.told)
 
 
 def test_a_running_job_is_asked_first_then_killed_in_steps_and_script(make):
@@ -200,11 +192,7 @@ def test_a_running_job_is_asked_first_then_killed_in_steps_and_script(make):
     assert (request.attempt, request.grace_seconds) == (1, 0.5)
     assert request.by.startswith(f"{user_name()}@")
     assert trial.cancelled == ["--full --signal=KILL 7", "7"]
-    assert trial.told == [
-        "requested a stop of attempt 1 after its current step (up to 0.5 s)",
-        "killing job 7",
-        "job 7 has left Slurm; no process of the trial is left",
-    ]
+    golden.check(trial.told)
 
 
 def test_a_trial_that_is_over_and_whose_job_has_left_is_nothing_to_stop(make):
@@ -240,13 +228,9 @@ def test_a_split_trial_is_gone_when_all_its_jobs_are(make):
 def test_a_job_that_stays_after_it_was_killed_is_a_cluster_error(make):
     trial = make()
     trial.runs()
-    with pytest.raises(ClusterError) as caught:
+    with golden.raises(ClusterError) as caught:
         trial.stop()
-    assert caught.value.what == "job 7 is still in Slurm 0.2 s after it was killed"
     assert caught.value.where == "squeue -j 7"
-    assert caught.value.fix == (
-        "a process hangs in the kernel of a node, or slurmd does not answer: ask the site"
-    )
     assert trial.cancelled == ["--full --signal=KILL 7", "7"]
 
 
@@ -254,13 +238,8 @@ def test_a_slurmctld_that_does_not_answer_is_a_cluster_error_after_asking(make):
     trial = make()
     trial.runs()
     program(trial.bin, "squeue", f"{SILENT}; exit 1")
-    with pytest.raises(ClusterError) as caught:
+    with golden.raises(ClusterError):
         trial.stop()
-    assert caught.value.what == (
-        "Slurm does not report the state of job 7: slurmctld does not answer: Unable to contact slurm "
-        "controller (connect failure)"
-    )
-    assert caught.value.fix == "try again when slurmctld answers (scontrol ping)"
     assert trial.request().attempt == 1  # the run itself hears it without slurmctld
     assert trial.cancelled == []
 
@@ -269,9 +248,8 @@ def test_a_cancellation_that_slurm_refuses_is_not_noted_as_done(make):
     trial = make()
     trial.job("PENDING")
     trial.cancelling("echo 'scancel: error: Kill job error on job id 7: Access denied' >&2; exit 1")
-    with pytest.raises(ClusterError) as caught:
+    with golden.raises(ClusterError):
         trial.stop()
-    assert caught.value.what == "scancel refused: Kill job error on job id 7: Access denied"
     assert read_submission(trial.files).cancelled_by == ""
     assert trial.told == []
 
@@ -337,7 +315,7 @@ def test_a_run_that_shows_that_it_lives_is_not_told_as_lost(make, queue):
     with closing(StatusReader(trial.files)) as reader:
         for view in (reader.view(), reader.brief_view()):
             assert view.state is State.STARTING
-            assert "1 of its workers hold" in view.reason
+            golden.check(view.reason)
     trial.honours_the_request = True
     assert trial.stop(grace_s=30) is True
     assert trial.request().grace_seconds == 30

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import golden
 import pytest
 from stand_in_slurm import calls, make_plan, program, wait_until
 
@@ -119,22 +120,17 @@ def test_an_element_of_an_array_is_named_by_its_own_number(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("shell", "kind", "what"),
+    ("shell", "kind"),
     [
-        ("true", TrialError, "job 41_3 is not in Slurm's queue"),
-        (
-            "echo 'slurm_load_jobs error: Socket timed out' >&2; exit 1",
-            ClusterError,
-            "slurmctld does not answer: Socket timed out",
-        ),
+        ("true", TrialError),
+        ("echo 'slurm_load_jobs error: Socket timed out' >&2; exit 1", ClusterError),
     ],
 )
-def test_an_element_that_slurm_does_not_know_is_an_error(tmp_path, monkeypatch, shell, kind, what):
+def test_an_element_that_slurm_does_not_know_is_an_error(tmp_path, monkeypatch, shell, kind):
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     program(tmp_path / "bin", "squeue", shell)
-    with pytest.raises(kind) as caught:
+    with golden.raises(kind):
         argv(make_plan(tmp_path), ["ls"], job_ids=("41_3",))
-    assert caught.value.what == what
 
 
 def test_the_job_that_we_are_in_is_not_srun_s_matter(tmp_path, monkeypatch):
@@ -147,14 +143,11 @@ def test_the_job_that_we_are_in_is_not_srun_s_matter(tmp_path, monkeypatch):
 
 
 def test_an_unknown_worker_is_told_with_those_there_are(tmp_path):
-    with pytest.raises(TrialError) as caught:
+    with golden.raises(TrialError) as caught:
         shell_command(reader(make_plan(tmp_path)), "modl_worker/0", [], terminal=False)
-    assert caught.value.what == "modl_worker/0 is not registered"
     assert caught.value.where == "ppo-math/run1"
-    assert caught.value.fix == "did you mean 'model_worker/0' or 'master_worker/0'?"
-    with pytest.raises(TrialError) as caught:
+    with golden.raises(TrialError) as caught:
         shell_command(reader(make_plan(tmp_path)), "xyz", [], terminal=False)
-    assert caught.value.fix == "use one of master_worker/0, model_worker/0"
 
 
 def test_without_registered_workers_status_says_more(tmp_path):
@@ -194,19 +187,16 @@ def test_here_it_is_the_command_in_the_workers_environment(tmp_path, monkeypatch
 
 def test_a_worker_that_does_not_run_here_is_an_error(tmp_path):
     plan = replace(make_plan(tmp_path), job=None)
-    with pytest.raises(TrialError) as caught:
+    with golden.raises(TrialError) as caught:
         shell_command(
             reader(plan, job_ids=(), pid=1, start=-1), "model_worker/0", [], terminal=False
         )
-    assert caught.value.what == "model_worker/0 (pid 1) does not run on this host"
     assert caught.value.where == "n2"
-    assert caught.value.fix == "log in to n2, or check: realsys status"
 
 
 def test_a_command_that_is_not_there_is_an_error(tmp_path):
-    with pytest.raises(TrialError) as caught:
+    with golden.raises(TrialError) as caught:
         run_in_place(["no-such-program"], {"PATH": str(tmp_path)})
-    assert caught.value.what == "no-such-program can't be run: No such file or directory"
     assert caught.value.fix == "check its name"
 
 

@@ -6,6 +6,7 @@ import errno
 from pathlib import Path
 from typing import Any
 
+import golden
 import pytest
 
 from launcher.hub.hub_answers import is_unreachable, listing_of, refusal
@@ -63,7 +64,7 @@ def test_the_parts_of_a_name(text: str, repo: str, revision: str, inside: str) -
     "hf:a%b/c hf:a/b@x@y hf:a/b/c\0".split(),
 )
 def test_what_is_no_name(text: str) -> None:
-    with pytest.raises(ConfigError, match="names no data set on a hub") as caught:
+    with golden.raises(ConfigError) as caught:
         parse_hub_name(text, where="task.path")
     assert "hf:OWNER/NAME[@REVISION][/FILES]" in caught.value.fix
 
@@ -100,7 +101,7 @@ def test_what_a_name_means(text: str, there: tuple[str, ...], meant: str) -> Non
 def test_several_possible_meanings_are_listed(
     text: str, there: tuple[str, ...], split: str, named: tuple[str, ...]
 ) -> None:
-    with pytest.raises(ConfigError, match="could mean") as caught:
+    with golden.raises(ConfigError) as caught:
         files(text, *there, split=split)
     assert [file for file in there if file in caught.value.what] == list(named)
     example = caught.value.fix.partition("e.g. ")[2].partition(",")[0]
@@ -108,33 +109,31 @@ def test_several_possible_meanings_are_listed(
 
 
 def test_a_long_list_is_cut() -> None:
-    with pytest.raises(ConfigError) as caught:
+    with golden.raises(ConfigError):
         files("", *(f"part{i:03}.csv" for i in range(50)))
-    assert caught.value.what.endswith("part011.csv (1 file, 1.0 MiB) and 38 more")
 
 
 @pytest.mark.parametrize(
-    ("text", "there", "what", "fix"),
+    ("text", "there", "fix"),
     [
-        ("/test", GSM8K, "has no such files of records", "there are main/test-00000-of-00001"),
-        ("/*.csv", GSM8K, "has no such files of records", "there are main/test-00000-of-00001"),
-        ("/README.md", GSM8K, "README.md of hf:lab/set@main/README.md is no file of", "there are"),
-        ("/*", ("README.md", "a.csv"), "README.md of hf:lab/set@main/* is no file of", "a.csv"),
-        ("", ("README.md", "set.py"), "has no such files of records", "refs/convert/parquet"),
+        ("/test", GSM8K, "there are main/test-00000-of-00001"),
+        ("/*.csv", GSM8K, "there are main/test-00000-of-00001"),
+        ("/README.md", GSM8K, "there are"),
+        ("/*", ("README.md", "a.csv"), "a.csv"),
+        ("", ("README.md", "set.py"), "refs/convert/parquet"),
     ],
 )
 def test_files_that_are_not_there_or_no_records(
-    text: str, there: tuple[str, ...], what: str, fix: str
+    text: str, there: tuple[str, ...], fix: str
 ) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with golden.raises(ConfigError) as caught:
         files(text, *there)
-    assert what in caught.value.what
     assert fix in caught.value.fix
 
 
 @pytest.mark.parametrize("file", ["../x.jsonl", "/etc/x.jsonl", "a/../../x", "a//b", "./a", "a\0b"])
 def test_a_file_whose_name_leads_out_of_the_folder_refuses_the_data_set(file: str) -> None:
-    with pytest.raises(ConfigError, match="leads out of the data set's folder"):
+    with golden.raises(ConfigError):
         files("/train.jsonl", "train.jsonl", file)
 
 
@@ -191,5 +190,5 @@ def test_an_answer_without_a_commit_is_no_hubs() -> None:
         HubListing(COMMIT, {"a": 5, "b": 0})
     )
     for wrong in ({}, {"commit": "../../x", "sizes": {}}, {"commit": COMMIT, "sizes": []}):
-        with pytest.raises(ConfigError, match="is no hub"):
+        with golden.raises(ConfigError):
             listing_of(wrong, name, where="")

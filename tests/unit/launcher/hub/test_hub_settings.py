@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import golden
 import pytest
 
 from experiments.preferences.reward_training import RewardTraining
@@ -72,7 +73,7 @@ def test_every_setting_of_files_may_name_them_on_a_hub(
     assert value_at(found.experiment, setting) == path
     (chosen,) = found.chosen
     assert (chosen.path, chosen.value) == (setting, f"hf:lab/set@{COMMIT}/{MANY}")
-    assert chosen.why == "2 files, 2.0 MiB"
+    golden.check(chosen.why)
     local = [value for value in str(found.experiment).split("'") if value.startswith("hf:")]
     assert local == []
 
@@ -98,7 +99,7 @@ def test_files_that_are_not_here_keep_their_name_and_are_not_read(tmp_path: Path
     assert found.experiment.task.path == name
     assert not found.is_complete
     (warning,) = found.warnings
-    assert warning.startswith("task.path: 2 files, 2.0 MiB, not here yet. `realsys launch` and")
+    golden.check(warning)
     task = found.experiment.task
     assert list(task.problems(batch_size=8, tokenizer_dir=None)) == []
     assert list(task.remarks(None)) == []
@@ -126,5 +127,5 @@ def test_without_huggingface_hub_the_extra_is_named(
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
     found = with_local_data(run_on(MathTask(path="hf:lab/set")), DataHub(tmp_path, None))
     (problem,) = found.problems
-    assert problem.what.startswith("huggingface_hub is not installed")
+    golden.check(problem)
     assert problem.fix == "pip install 'realsys[data]'"

@@ -6,6 +6,7 @@ import time
 from contextlib import suppress
 from datetime import datetime
 
+import golden
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,7 +27,7 @@ from realsys.api.errors import ConfigError
 @pytest.mark.parametrize(("text", "normal"), TIME_LIMITS, ids=[repr(t) for t, _ in TIME_LIMITS])
 def test_a_time_limit_is_read_as_slurm_reads_it(text, normal):
     if normal is None:
-        with pytest.raises(ConfigError, match="is not a time limit") as caught:
+        with golden.raises(ConfigError) as caught:
             parse_time_limit(text)
         assert caught.value.fix
     else:
@@ -36,7 +37,7 @@ def test_a_time_limit_is_read_as_slurm_reads_it(text, normal):
 @pytest.mark.parametrize(("text", "normal"), BEGINS, ids=[repr(t) for t, _ in BEGINS])
 def test_a_moment_is_read_as_slurm_reads_it(text, normal):
     if normal is None:
-        with pytest.raises(ConfigError, match="is not a time that Slurm can read"):
+        with golden.raises(ConfigError):
             parse_begin(text, now=NOW)
     else:
         assert parse_begin(text, now=NOW).text == normal
@@ -44,50 +45,43 @@ def test_a_moment_is_read_as_slurm_reads_it(text, normal):
 
 def test_minutes_and_seconds_are_warned_of_where_hours_were_probably_meant():
     limit = parse_time_limit("1:30")
-    assert limit.warning == ("--time 1:30 is 1 min 30 s, so 2 min; for 1 h 30 min write 1:30:00")
+    golden.check(limit.warning)
     assert parse_time_limit("59:30").warning
     assert parse_time_limit("60:00").warning is None
     assert parse_time_limit("1:30:00").warning is None
 
 
 @pytest.mark.parametrize(
-    ("text", "fix"),
+    "text",
     [
-        ("2H", "Slurm knows no units: write 02:00:00"),
-        ("2h", "Slurm knows no units: write 02:00:00"),
-        ("3600s", "Slurm knows no units: write 01:00:00"),
-        ("90s", "Slurm knows no units: write 00:02:00"),
-        ("30m", "Slurm knows no units: write 00:30:00"),
-        ("1d", "Slurm knows no units: write 1-00:00:00"),
+        "2H",
+        "2h",
+        "3600s",
+        "90s",
+        "30m",
+        "1d",
     ],
 )
-def test_a_unit_gets_the_right_spelling(text, fix):
-    with pytest.raises(ConfigError) as caught:
+def test_a_unit_gets_the_right_spelling(text):
+    with golden.raises(ConfigError):
         parse_time_limit(text)
-    assert caught.value.fix == fix
 
 
 @pytest.mark.parametrize("text", ["99999-0", "35791394", "24855-03:14:00", "4294967295"])
 def test_a_limit_that_slurm_would_wrap_round_is_refused(text):
-    with pytest.raises(ConfigError, match="is too large: Slurm would silently"):
+    with golden.raises(ConfigError):
         parse_time_limit(text)
     assert parse_time_limit("35791393").text == "24855-03:13:00"
 
 
 @pytest.mark.parametrize("text", ["9" * 5000, "9" * 5000 + "h", "1-" + "9" * 5000])
 def test_a_limit_of_thousands_of_digits_is_a_config_error(text):
-    with pytest.raises(ConfigError, match="is not a time limit"):
+    with golden.raises(ConfigError):
         parse_time_limit(text)
 
 
 def test_words():
-    assert [minutes_words(m) for m in (1, 60, 90, 1_440, 2_970)] == [
-        "1 min",
-        "1 h",
-        "1 h 30 min",
-        "1 day",
-        "2 days 1 h 30 min",
-    ]
+    golden.check([minutes_words(m) for m in (1, 60, 90, 1_440, 2_970)])
     assert parse_time_limit("unlimited").words == "no limit"
 
 
@@ -111,12 +105,12 @@ def test_the_longest_limit_and_no_limit():
 
 
 def test_a_begin_in_the_past_starts_at_once_and_says_so():
-    assert parse_begin("2026-11-20", now=NOW).warning.endswith("the job may start at once")
+    golden.check(parse_begin("2026-11-20", now=NOW).warning)
     assert parse_begin("now", now=NOW).warning is None
 
 
 def test_a_past_deadline_is_refused_in_words():
-    with pytest.raises(ConfigError, match=r"the deadline 2026-11-20 \(2026-11-20T00:00:00\) is in"):
+    with golden.raises(ConfigError):
         parse_deadline("2026-11-20", now=NOW)
 
 
@@ -133,12 +127,12 @@ def test_a_deadline_that_no_job_can_meet_is_told_before_slurm_removes_it():
     assert deadline_problem(deadline, None, parse_time_limit("60"), now=NOW) is None
     late = deadline_problem(deadline, None, parse_time_limit("61"), now=NOW)
     assert late is not None
-    assert "a job of 1 h 1 min that starts 2026-11-21T10:24:00 can't end before" in late.what
+    golden.check(late)
     begin = parse_begin("now+30minutes", now=NOW)
     assert deadline_problem(deadline, begin, parse_time_limit("31"), now=NOW) is not None
     without = deadline_problem(deadline, None, None, now=NOW)
     assert without is not None
-    assert "needs a time limit" in without.what
+    golden.check(without)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +147,7 @@ def test_a_deadline_that_no_job_can_meet_is_told_before_slurm_removes_it():
     ids=lambda text: text[:24],
 )
 def test_moments_that_do_not_exist_are_told_as_such(text):
-    with pytest.raises(ConfigError, match="is not a time that Slurm can read"):
+    with golden.raises(ConfigError):
         parse_begin(text, now=datetime(2028, 3, 1))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import golden
 import pytest
 
 from experiments.task import Task
@@ -107,7 +108,7 @@ def test_clients_from_outside_are_told_what_to_ask(of_agents: SavedModel) -> Non
     with pytest.raises(ConfigError) as refused:
         settings(of_agents, "task.agent=external", "task.agent_args={}", "task.env_args={}")
     problem = only(refused.value)
-    assert "start their episodes themselves" in problem.what
+    golden.check(problem)
     assert "realsys serve grpo-math-async/run1" in problem.fix
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import golden
 import pytest
 
 from launcher.sites import clusters, places
@@ -69,9 +70,8 @@ def test_the_variable_overrides_the_file_root(monkeypatch: pytest.MonkeyPatch, h
 
 def test_an_unknown_name_gets_the_nearest(home: Path) -> None:
     user_spec(home, "mysite", "")
-    with pytest.raises(UnknownName) as caught:
+    with golden.raises(UnknownName):
         find_cluster("mysit")
-    assert "did you mean 'mysite'?" in caught.value.fix
 
 
 def test_all_mistakes_of_a_spec_with_their_lines(home: Path) -> None:
@@ -79,13 +79,13 @@ def test_all_mistakes_of_a_spec_with_their_lines(home: Path) -> None:
     with pytest.raises(ConfigErrors) as caught:
         find_cluster("bad")
     whats = {p.what: p for p in caught.value.problems}
-    assert "did you mean 'file_root'?" in whats["no option called 'file_rot'"].fix
+    golden.check(whats["no option called 'file_rot'"])
     assert whats["scheduler is 'pbs'"].where == f"scheduler, {path}:2"
     assert len(whats) == 3
 
 
 def test_a_missing_file() -> None:
-    with pytest.raises(ConfigError, match="can't be read"):
+    with golden.raises(ConfigError):
         find_cluster("./nope.yaml")
 
 
@@ -120,14 +120,14 @@ def test_no_permission_is_told_before_anything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
-    with pytest.raises(ClusterError, match="no permission to write in") as caught:
+    with golden.raises(ClusterError) as caught:
         check_writable(str(tmp_path / "a"))
     assert "REALSYS_FILE_ROOT" in caught.value.fix
 
 
 def test_a_file_in_the_way(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ClusterError, match="is not a folder"):
+    with golden.raises(ClusterError):
         check_writable(str(tmp_path / "file" / "root"))
 
 

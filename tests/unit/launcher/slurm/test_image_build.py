@@ -13,6 +13,7 @@ import tomllib
 from dataclasses import replace
 from pathlib import Path
 
+import golden
 import pytest
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
@@ -138,22 +139,19 @@ def test_the_name_changes_with_the_lock(tmp_path):
 
 
 def test_mistakes_are_told(tmp_path, monkeypatch):
-    with pytest.raises(ConfigError, match="no image of kind 'trian'") as error:
+    with golden.raises(ConfigError) as error:
         recipe_of("trian")
     assert "train" in error.value.fix
-    with pytest.raises(ConfigError, match="not part of an installed package"):
+    with golden.raises(ConfigError):
         recipe_of("train", tmp_path)
-    with pytest.raises(ConfigError, match="no container runtime"):
+    with golden.raises(ConfigError):
         build(site(tmp_path, "none"), recipe_of("train"), timeout_s=60)
     monkeypatch.setenv("PATH", str(tmp_path))
     recipe = recipe_of("train")
-    for runtime, missing, ending in (
-        ("apptainer", "no apptainer on PATH", "sif"),
-        ("pyxis", "no docker or podman and no enroot on PATH", "sqsh"),
-    ):
-        with pytest.raises(ClusterError, match=missing) as refused:
+    for runtime, ending in (("apptainer", "sif"), ("pyxis", "sqsh")):
+        with golden.raises(ClusterError) as refused:
             build(site(tmp_path, runtime), recipe, timeout_s=60)
-        assert "--build-arg KIND=train --build-arg PYTHON=3.11" in refused.value.fix
+        golden.check(refused.value)
         assert refused.value.fix.endswith(f"{tmp_path}/images/{recipe.name}.{ending}")
 
 
@@ -161,9 +159,8 @@ def test_only_what_is_missing_is_told_and_the_builder_is_named(tmp_path, monkeyp
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "docker").write_text("#!/bin/sh\n")
     (tmp_path / "docker").chmod(0o755)
-    with pytest.raises(ClusterError, match="here: no enroot on PATH") as refused:
+    with golden.raises(ClusterError) as refused:
         build(site(tmp_path, "pyxis"), recipe_of("train"), timeout_s=60)
-    assert "load the module that has it" in refused.value.fix
     assert "docker build" in refused.value.fix
     assert "enroot import" in refused.value.fix
 
@@ -180,7 +177,7 @@ def test_an_image_is_made_once_and_a_failed_one_leaves_nothing(tmp_path, monkeyp
     spec, recipe = site(tmp_path / "root", "apptainer"), recipe_of("train")
     (tmp_path / "root").mkdir()
     monkeypatch.setenv("FAIL", "3")
-    with pytest.raises(ClusterError, match="exit status 3") as refused:
+    with golden.raises(ClusterError) as refused:
         build(spec, recipe, timeout_s=100)
     assert "apptainer buildcfg" in refused.value.fix
     assert "registry login" not in refused.value.fix  # nothing was pulled by name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import golden
 import pytest
 
 from launcher.slurm.sbatch_refusals import refusal
@@ -36,4 +37,4 @@ def test_every_refusal_keeps_slurms_words_and_says_what_to_do(slurms_words, fix)
 
 
 def test_a_silent_refusal_says_so():
-    assert refusal("", where="sbatch").what == "Slurm refused the job: it gave no reason"
+    golden.check(refusal("", where="sbatch"))

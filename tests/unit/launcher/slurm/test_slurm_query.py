@@ -14,6 +14,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import golden
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -189,7 +190,7 @@ def test_a_requeued_job_says_how_often_and_whether_it_is_held():
     jobs = read_squeue(recorded("squeue_22_05_later")).jobs
     again = jobs["2340001"]
     assert (again.restarts, again.expected_start, again.ended_at) == (1, 1795254755.0, None)
-    assert again.reason_words.startswith("it was requeued; Slurm waits (two minutes")
+    golden.check(again.reason_words)
     held = jobs["2340017"]
     assert (held.state, held.restarts, held.expected_start) == (JobState.HELD, 1, None)
     assert jobs["2340013"].state is JobState.PAUSED
@@ -326,9 +327,7 @@ def test_without_accounting_a_job_that_left_is_gone(slurm, accounting):
     slurm.says("squeue", stderr=NO_JOB, code=1)
     answer = query_jobs(["12"], accounting=accounting)
     assert answer.jobs["12"].state is JobState.GONE
-    assert (
-        answer.jobs["12"].reason_words == "Slurm no longer knows the job; how it ended is unknown"
-    )
+    golden.check(answer.jobs["12"].reason_words)
     assert answer.problems == ()
     assert answer.accounting_off is (accounting is None)
     assert slurm.programs == (["squeue", "sacct"] if accounting is None else ["squeue"])
@@ -336,7 +335,7 @@ def test_without_accounting_a_job_that_left_is_gone(slurm, accounting):
 
 def test_accounting_that_the_spec_promises_and_the_cluster_lacks_is_a_problem(slurm):
     answer = query_jobs(["12"], accounting=True)
-    assert answer.problems == ("sacct: Slurm accounting storage is disabled here",)
+    golden.check(answer.problems)
 
 
 def test_another_users_job_is_asked_for_by_id_and_not_called_gone(slurm):
@@ -355,7 +354,7 @@ def test_a_job_that_only_accounting_believes_to_run_is_gone(slurm):
     slurm.says("sacct", account_row("12", "RUNNING"))
     info = query_jobs(["12"], accounting=True).jobs["12"]
     assert (info.state, info.slurm_state, info.source) == (JobState.GONE, "RUNNING", "sacct")
-    assert "accounting has no record of its end" in info.reason_words
+    golden.check(info.reason_words)
 
 
 def test_when_the_controller_is_silent_no_job_is_called_gone(slurm):
@@ -365,9 +364,7 @@ def test_when_the_controller_is_silent_no_job_is_called_gone(slurm):
     assert not answer.reached
     assert answer.jobs["12"].state is JobState.RUNNING  # the best there is
     assert answer.jobs["13"].state is JobState.UNKNOWN
-    assert answer.problems == (
-        "slurmctld does not answer: Unable to contact slurm controller (connect failure)",
-    )
+    golden.check(answer.problems)
     assert slurm.programs == ["squeue", "sacct"]
 
 
@@ -375,10 +372,7 @@ def test_both_silent_are_two_problems(slurm):
     slurm.says("squeue", stderr=NO_CONTROLLER, code=1)
     slurm.says("sacct", stderr=NO_DATABASE, code=1)
     answer = query_jobs(["12"], accounting=None)
-    assert [problem.partition(":")[0] for problem in answer.problems] == [
-        "slurmctld does not answer",
-        "slurmdbd does not answer",
-    ]
+    golden.check([problem.partition(":")[0] for problem in answer.problems])
 
 
 def test_a_squeue_that_hangs_is_ended_with_all_it_started(slurm):
@@ -387,7 +381,7 @@ def test_a_squeue_that_hangs_is_ended_with_all_it_started(slurm):
     while not slurm.bin.joinpath("started").exists():  # else it was ended before it could hang
         answer = query_jobs(["12"], accounting=False, timeout_s=0.5)
     assert time.monotonic() - began < 100
-    assert answer.problems == ("slurmctld does not answer: squeue timed out after 0.5 s",)
+    golden.check(answer.problems)
     assert answer.jobs["12"].state is JobState.UNKNOWN
     child = slurm.bin.joinpath("started").read_text().strip()
     deadline = time.monotonic() + 240
@@ -425,7 +419,7 @@ def test_a_bad_row_does_not_hide_the_good_ones(slurm):
     slurm.says("squeue", "garbage\x1e\n" + queue_row("12") + queue_row("13"))
     answer = query_jobs(["12", "13"], accounting=False)
     assert {info.state for info in answer.jobs.values()} == {JobState.RUNNING}
-    assert answer.problems == ("squeue printed 1 rows that can't be read, first 'garbage'",)
+    golden.check(answer.problems)
 
 
 def test_a_squeue_that_fails_otherwise_is_a_problem_in_its_own_words(slurm):
@@ -433,7 +427,7 @@ def test_a_squeue_that_fails_otherwise_is_a_problem_in_its_own_words(slurm):
         "squeue", stderr="squeue: error: Invalid job format specification: exit_code", code=1
     )
     answer = query_jobs(["12"], accounting=False)
-    assert answer.problems == ("squeue failed: Invalid job format specification: exit_code",)
+    golden.check(answer.problems)
     assert answer.jobs["12"].state is JobState.UNKNOWN
 
 
@@ -451,10 +445,7 @@ def test_without_slurm_the_answer_says_where_to_go(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     answer = query_jobs(["12"], accounting=None)
     assert answer.jobs["12"].state is JobState.UNKNOWN
-    assert answer.problems == (
-        "the program squeue is not on PATH",
-        "the program sacct is not on PATH",
-    )
+    golden.check(answer.problems)
 
 
 # --- the kept answer -------------------------------------------------------------------------------
@@ -603,12 +594,11 @@ def test_silence_is_told_from_refusal(slurm, stderr, what):
 def test_a_program_that_cannot_be_started_is_a_cluster_error(slurm, monkeypatch):
     slurm.bin.joinpath("squeue").write_text("no program")
     monkeypatch.setenv("PATH", str(slurm.bin))
-    with pytest.raises(ClusterError, match="the program squeue does not start: Exec format error"):
+    with golden.raises(ClusterError):
         run_slurm(["squeue"])
     monkeypatch.setenv("PATH", str(slurm.bin / "none"))
-    with pytest.raises(ClusterError) as caught:
+    with golden.raises(ClusterError):
         run_slurm(["squeue"])
-    assert caught.value.fix == "work on a login node of the cluster, or load its slurm module"
 
 
 def test_cancelling_names_all_jobs_at_once_and_an_ended_one_is_no_error(slurm):
@@ -629,9 +619,5 @@ def test_a_refused_cancel_says_why(slurm):
         stderr="scancel: error: Kill job error on job id 12: Access/permission denied",
         code=1,
     )
-    with pytest.raises(ClusterError) as caught:
+    with golden.raises(ClusterError):
         scancel(["12"])
-    assert (
-        caught.value.what
-        == "scancel refused: Kill job error on job id 12: Access/permission denied"
-    )

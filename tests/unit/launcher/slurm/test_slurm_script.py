@@ -12,6 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
+import golden
 import pytest
 
 from experiments.ppo_math import ppo_math
@@ -170,7 +171,7 @@ def test_odd_paths_are_quoted_for_the_shell_and_for_slurm(root):
 
 
 def test_the_comment_names_trial_attempt_and_revision():
-    assert comment(plan_of(SITE), 3) == "realsys ppo-math/run1 attempt 3 9fceb02d0ae5+"
+    golden.check(comment(plan_of(SITE), 3))
 
 
 def test_a_split_trial_is_several_jobs_and_every_other_one_is_one():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import golden
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -160,10 +161,8 @@ def test_a_reason_says_what_and_what_to_do_and_an_unknown_one_is_slurms_own_word
 
 
 def test_a_requeued_job_is_not_said_to_wait_for_a_begin_time_that_nobody_gave():
-    assert reason_sentence("BeginTime") == "its begin time has not come"
-    assert reason_sentence("BeginTime", restarts=1).startswith(
-        "it was requeued; Slurm waits (two minutes"
-    )
+    golden.check(reason_sentence("BeginTime"))
+    golden.check(reason_sentence("BeginTime", restarts=1))
 
 
 def test_a_held_job_is_told_from_one_that_will_start_by_itself():

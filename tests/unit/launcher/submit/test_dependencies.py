@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import golden
 import pytest
 
 from launcher.sites.places import user_name
@@ -118,11 +119,8 @@ def test_a_trial_that_is_over_is_judged_by_its_end_not_by_slurm(
     states["run1"] = state
     over = state in FULFILLED["any"]
     if over and state not in FULFILLED[condition]:
-        with pytest.raises(ConfigError) as caught:
+        with golden.raises(ConfigError):
             dependency_on(f"ppo-math/run1:{condition}")
-        assert caught.value.what == (
-            f"ppo-math/run1 is {state.value}: a job that waits for it with :{condition} would never start"
-        )
     else:
         expected = None if over else f"after{condition}:12"
         assert dependency_on(f"ppo-math/run1:{condition}") == expected
@@ -142,18 +140,13 @@ def test_of_a_sweep_only_the_trials_that_are_not_over_are_waited_for(
 @pytest.mark.parametrize("after", ["ppo-math/run1:", "ppo-math/run1:later", "run1:OK"])
 def test_an_unknown_condition(file_root: Path, after: str) -> None:
     trial(file_root, "run1", "12")
-    with pytest.raises(ConfigError) as caught:
+    with golden.raises(ConfigError):
         dependency_on(after)
-    assert (
-        caught.value.what
-        == f"--after {after!r} has an unknown condition {after.rpartition(':')[2]!r}"
-    )
-    assert caught.value.fix == "write TRIAL, TRIAL:ok, TRIAL:any or TRIAL:notok"
 
 
 def test_no_such_trial(file_root: Path) -> None:
     trial(file_root, "run1", "12")
-    with pytest.raises(NoSuchTrial, match="no trial 'ppo-math/run2'"):
+    with golden.raises(NoSuchTrial):
         dependency_on("ppo-math/run2")
 
 
@@ -163,6 +156,6 @@ def test_what_slurm_has_no_job_of_can_not_be_waited_for(file_root: Path) -> None
     trial(file_root, "s-0", "9_0", sweep="s")
     trial(file_root, "s-1", sweep="s")
     for after, name in [("run1", "run1"), ("run2:any", "run2"), ("s", "s-1")]:
-        with pytest.raises(ConfigError) as caught:
+        with golden.raises(ConfigError) as refused:
             dependency_on(f"ppo-math/{after}")
-        assert caught.value.what == f"ppo-math/{name} has no Slurm job to wait for"
+        assert name in str(refused.value)

@@ -13,6 +13,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import golden
 import pytest
 from stand_in_slurm import SUBMITTED, calls, make_plan, program, queue_row
 
@@ -168,11 +169,10 @@ def test_a_cancellation_that_fails_too_does_not_hide_the_refusal(site):
 def test_a_refused_launch_leaves_no_folder(site):
     site.sbatch(refuses_from=1)
     plan = make_plan(site.root)
-    with pytest.raises(ClusterError) as caught:
+    with golden.raises(ClusterError) as caught:
         submit(plan)
     assert caught.value.what == WHY
     assert caught.value.where == f"sbatch of {plan.trial_dir}"
-    assert caught.value.fix.startswith("set slurm.account in the cluster spec or --account")
     assert not Path(plan.trial_dir).exists()
     assert calls(site.bin, "scancel") == []
 
@@ -180,9 +180,8 @@ def test_a_refused_launch_leaves_no_folder(site):
 def test_a_login_node_without_slurm_leaves_no_folder(site, monkeypatch):
     plan = make_plan(site.root)
     monkeypatch.setenv("PATH", str(site.root / "nothing"))
-    with pytest.raises(ClusterError) as caught:
+    with golden.raises(ClusterError):
         submit(plan)
-    assert caught.value.what == "the program sbatch is not on PATH"
     assert not Path(plan.trial_dir).exists()
 
 
@@ -193,7 +192,7 @@ def test_a_job_that_can_not_be_noted_down_is_taken_back(site, monkeypatch):
     plan = make_plan(site.root)
     files = site.trial(plan)
     monkeypatch.setattr(module, "write_record", full)
-    with pytest.raises(OSError, match="No space left"):
+    with golden.raises(OSError):
         dispatch(files, plan, "hash")
     assert calls(site.bin, "scancel") == ["41"]
 
@@ -267,7 +266,7 @@ def test_an_array_is_one_job_and_each_trial_notes_its_element(site, monkeypatch)
     for one in both:
         mine = {"SLURM_ARRAY_TASK_ID": str(one.index)}
         assert job_entry.element(listed, sha256, mine) == (str(one.files.root), one.plan_hash)
-    with pytest.raises(TrialError, match="list of the array's trials was changed"):
+    with golden.raises(TrialError):
         job_entry.element(
             listed.replace(b"trial1", b"other1"), sha256, {"SLURM_ARRAY_TASK_ID": "1"}
         )
@@ -294,7 +293,7 @@ def test_an_array_that_can_not_be_noted_down_is_cancelled(site, monkeypatch, cap
     both = elements(site)
     if is_refused:
         program(site.bin, "scancel", "echo 'scancel: error: no' >&2; exit 1")
-    with pytest.raises(OSError, match="No space left"):
+    with golden.raises(OSError):
         dispatch_array(both, name="sweep1", array="0-1")
     assert calls(site.bin, "scancel") == ["41"]
     assert not any(element.files.submission.exists() for element in both)
@@ -337,7 +336,7 @@ def test_a_job_that_slurm_did_not_take_is_refused(site):
     unanswered(site, 'echo "40|/else/where.sh"')
     plan = make_plan(site.root)
     files = site.trial(plan)
-    with pytest.raises(ClusterError, match="slurmctld does not answer"):
+    with golden.raises(ClusterError):
         dispatch(files, plan, "hash")
     assert list(files.submitit.iterdir()) == []
 
@@ -346,7 +345,7 @@ def test_when_nobody_can_say_whether_slurm_took_it_the_user_is_told_to_look(site
     monkeypatch.setattr(slurm_executor, "RECHECK_PAUSES_S", (0.01,))
     unanswered(site, AWAY)
     plan = make_plan(site.root)
-    with pytest.raises(ClusterError, match="whether it accepted the job is unknown") as caught:
+    with golden.raises(ClusterError) as caught:
         dispatch(site.trial(plan), plan, "hash")
     assert "scancel" in caught.value.fix
     assert len(calls(site.bin, "squeue")) == 2
@@ -386,7 +385,7 @@ def test_a_job_whose_id_was_not_printed_is_looked_for_by_its_script(site, said):
     plan = make_plan(site.root)
     assert dispatch(site.trial(plan), plan, "hash").job_id == "43"
     program(site.bin, "squeue", "true")
-    with pytest.raises(ClusterError, match="no job id"):
+    with golden.raises(ClusterError):
         dispatch(site.trial(replace(plan, trial_dir=str(site.root / "b"))), plan, "hash")
 
 
@@ -412,12 +411,12 @@ def interrupts(site: Site) -> None:
 
 def test_ctrl_c_before_slurm_has_answered_cancels_the_job(site, interrupts, capsys):
     plan = make_plan(site.root)
-    with pytest.raises(KeyboardInterrupt, match="41; cancelled"):
+    with golden.raises(KeyboardInterrupt):
         submit(plan)
     assert calls(site.bin, "scancel") == ["41"]
     assert not Path(plan.trial_dir).exists()
     told = capsys.readouterr().err
-    assert "waiting for Slurm's answer" in told
+    golden.check(told)
     assert "41; cancelled" in told
 
 
@@ -427,7 +426,7 @@ def test_ctrl_c_in_a_resume_leaves_the_former_submission(site, interrupts):
     former = Submission(job_id="9", scheduler="slurm", host="h", after_attempt=0, at=1.0)
     write_record(files.submission, former)
     before = files.submission.read_bytes()
-    with pytest.raises(KeyboardInterrupt, match="41; cancelled"):
+    with golden.raises(KeyboardInterrupt):
         dispatch(files, plan, "hash")
     assert calls(site.bin, "scancel") == ["41"]
     assert files.submission.read_bytes() == before
@@ -449,7 +448,7 @@ def test_a_job_that_can_t_be_cancelled_after_ctrl_c_keeps_its_trial(
 ):
     program(site.bin, "scancel", fails)
     plan = make_plan(site.root)
-    with pytest.raises(KeyboardInterrupt, match=r"41, which could not .* realsys stop"):
+    with golden.raises(KeyboardInterrupt):
         submit(plan)
     assert "cancelled: " in capsys.readouterr().err
     found = read_submission(TrialFiles(Path(plan.trial_dir)))
@@ -464,14 +463,14 @@ def test_a_second_ctrl_c_does_not_wait_and_says_where_to_look(site, monkeypatch)
     again = f"kill -INT {os.getpid()}"
     program(site.bin, "sbatch", f"{again}; {first_seen}; {again}; sleep 600")
     plan = make_plan(site.root)
-    with pytest.raises(KeyboardInterrupt, match="--name=ppo-math-run1"):
+    with golden.raises(KeyboardInterrupt):
         submit(plan)
     assert not Path(plan.trial_dir).exists()
 
 
 def test_ctrl_c_while_an_array_is_submitted_cancels_it_whole(site, interrupts):
     both = elements(site)
-    with pytest.raises(KeyboardInterrupt, match="41; cancelled"):
+    with golden.raises(KeyboardInterrupt):
         dispatch_array(both, name="sweep1", array="0-1")
     assert calls(site.bin, "scancel") == ["41"]
     assert [read_submission(element.files) for element in both] == [None, None]
@@ -485,7 +484,7 @@ def test_an_array_that_can_t_be_cancelled_after_ctrl_c_keeps_its_records(
     """They were removed, and the job was told as cancelled before Slurm was asked."""
     program(site.bin, "scancel", fails)
     both = elements(site)
-    with pytest.raises(KeyboardInterrupt, match=r"41, which could not .* realsys stop .*/sweep1"):
+    with golden.raises(KeyboardInterrupt):
         dispatch_array(both, name="sweep1", array="0-1")
     assert "41; cancelled" not in capsys.readouterr().err
     found = [read_submission(element.files) for element in both]

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import golden
 import pytest
 
 from launcher.cli.command_line import run
@@ -176,7 +177,7 @@ def test_a_setting_is_changed_told_and_noted_down(site: Site) -> None:
     before = read_plan(files.plan)
     site.ended(files, Result.FAILED)
     plan = site.resume(files, "task.max_prompt_len=256", "exp_ctrl.ckpt_freq_steps=5")
-    assert site.told == ["task.max_prompt_len: 128 → 256", "exp_ctrl.ckpt_freq_steps: none → 5"]
+    golden.check(site.told)
     config = plan.phases[-1].config
     assert config.model_worker[0].datasets[0].args["max_prompt_len"] == 256
     assert config.master_worker[0].exp_ctrl.ckpt_freq_steps == 5
@@ -196,9 +197,9 @@ def test_a_setting_is_changed_told_and_noted_down(site: Site) -> None:
     for path in files.plans.iterdir():
         assert path.stat().st_mode == files.plan.stat().st_mode
     (told, _) = trial_view(files).changes
-    assert told == "task.max_prompt_len: 128 → 256 since attempt 2"
+    golden.check(told)
     (remark,) = replay_warnings(files)
-    assert "task.max_prompt_len: 128 → 256 since attempt 2" in remark
+    golden.check(remark)
 
 
 def test_what_was_chosen_for_the_model_stays_in_the_record(site: Site) -> None:
@@ -226,7 +227,7 @@ def test_settings_from_a_file_and_those_that_are_as_they_were(site: Site, tmp_pa
     config.write_text("task:\n  max_prompt_len: 300\nseed: 1\n")
     plan = site.resume(files, config=config)
     assert plan.options["task"]["max_prompt_len"] == 300
-    assert site.told == ["task.max_prompt_len: 128 → 300"]
+    golden.check(site.told)
 
 
 def test_nothing_is_written_where_nothing_changes(site: Site) -> None:
@@ -241,7 +242,7 @@ def test_nothing_is_written_where_nothing_changes(site: Site) -> None:
 def test_without_settings_a_resume_needs_no_experiment(site: Site) -> None:
     files = site.launched(change=lambda plan: replace(plan, experiment_name="of-another-file"))
     assert site.resume(files) == read_plan(files.plan)
-    with pytest.raises(ConfigError, match="does not reproduce the plan of the launch"):
+    with golden.raises(ConfigError):
         site.resume(files, "task.max_prompt_len=256")
 
 
@@ -251,7 +252,7 @@ def test_a_copy_of_the_code_is_resumed_whatever_its_settings_are_called_here(sit
 
     files = site.launched(change=of_other_code)
     assert site.resume(files) == read_plan(files.plan)
-    with pytest.raises(ConfigError, match="does not reproduce the plan of the launch"):
+    with golden.raises(ConfigError):
         site.resume(files, "task.max_prompt_len=256")
 
 
@@ -289,7 +290,7 @@ def test_a_longer_question_is_allowed_whatever_kind_of_task_it_is_of(
     config.write_text(f"task: {task}\n" + (f"sft: {{task: {task}}}\n" if "sft" not in name else ""))
     files = site.launched("train_bs_n_seqs=8", name=name, config=config)
     plan = site.resume(files, f"{setting}=300")
-    assert site.told == [f"{setting}: 128 → 300"]
+    golden.check(site.told)
     assert "300" in str(plan.options["task"])
 
 
@@ -312,8 +313,7 @@ def test_all_that_can_not_be_changed_is_told_at_once_and_nothing_is_touched(site
     with pytest.raises(ConfigErrors) as refusal:
         site.resume(files, *words)
     told = "\n".join(p.what for p in problems_of(refusal.value))
-    for name in ("seed", "actor.optimizer.lr", "train_bs_n_seqs", "sft.seed"):
-        assert f"{name} can't be changed in a trial that has started: " in told
+    golden.check(told)
     assert "max_prompt_len" not in told
     assert "group_sise" in told
     assert "exp_ctrl.ckpt_keep is 0" in told
@@ -327,11 +327,8 @@ def test_a_refusal_says_where_it_stands_what_it_changes_and_what_to_do_instead(s
     with pytest.raises(ConfigError) as refusal:
         site.resume(files, "actor.optimizer.lr=0.1")
     error = refusal.value
-    assert error.what.endswith(": weights and moments were computed with it")
+    golden.check(error)
     assert "command line 'actor.optimizer.lr=0.1'" in error.where
-    assert "in the plan: model_worker.*.shards.*.backend.args.optimizer.lr" in error.where
-    saved = files.root / "checkpoints" / "actor" / "latest"
-    assert f"realsys launch ppo-math actor.path={saved} " in error.fix
     assert error.fix.endswith(" actor.optimizer.lr=0.1")
     assert "exp_ctrl.save_freq_steps=1" in error.fix  # none is saved yet
     for role in ("actor", "critic"):
@@ -343,7 +340,7 @@ def test_a_refusal_says_where_it_stands_what_it_changes_and_what_to_do_instead(s
 
 def test_options_of_a_job_are_refused_on_this_machine(site: Site) -> None:
     files = site.launched()
-    with pytest.raises(ConfigError, match="does not use Slurm and can't apply --time"):
+    with golden.raises(ConfigError):
         site.resume(files, time="2:00:00")
 
 
@@ -357,9 +354,8 @@ def test_a_plan_that_this_code_would_not_make_is_not_changed(site: Site) -> None
 
     files = site.launched(change=of_other_code)
     before = everything(files.root)
-    with pytest.raises(ConfigError) as refusal:
+    with golden.raises(ConfigError) as refusal:
         site.resume(files, "task.max_prompt_len=256")
-    assert "phases.main.config.tensorboard was False, would be True" in refusal.value.what
     assert "revision abc123" in refusal.value.fix
     assert everything(files.root) == before
     assert site.resume(files) == read_plan(files.plan)
@@ -384,9 +380,8 @@ def test_rules_of_an_older_trial_go_on_without_the_questions_text(site: Site) ->
 def test_of_an_older_trial_with_resources_of_its_own_settings_stay(site: Site) -> None:
     files = site.launched("scheduling.model_worker.mem=5000")
     write_plan_text(files, lambda plan: plan["options"].pop("scheduling"))
-    with pytest.raises(ConfigError) as refusal:
+    with golden.raises(ConfigError):
         site.resume(files, "task.max_prompt_len=256")
-    assert "scheduling.mem was 5000, would be 8192" in refusal.value.what
 
 
 def write_plan_text(files: TrialFiles, change: Callable[[dict[str, Any]], Any]) -> None:
@@ -416,18 +411,14 @@ def test_time_partition_and_memory_of_the_job(site: Site) -> None:
     assert steps == {"model_worker": 9000, "master_worker": 2048}
     assert job_of(plan).requeue
     assert job_of(plan).begin is None
-    assert site.told == [
-        "scheduling.model_worker.mem: none → 9000",
-        "--partition: none → short",
-        "--time: none → 2:00:00",
-    ]
+    golden.check(site.told)
     assert plan.options["scheduling"] == {
         "all": {"time_limit": "2:00:00", "partition": "short"},
         "model_worker": {"mem": 9000},
     }
     again = site.resume(files, time="3:00:00")
     assert job_of(again).components[0].partition == "short"
-    assert site.told[-1] == "--time: 2:00:00 → 3:00:00"
+    golden.check(site.told[-1])
 
 
 def test_settings_of_the_launch_stay_with_the_job(site: Site) -> None:
@@ -448,7 +439,7 @@ def test_what_was_asked_of_the_first_start_alone_is_not_asked_again(site: Site) 
     tomorrow = site.resume(files, begin="now+1day", requeue=True)
     assert job_of(tomorrow).begin is not None
     assert job_of(tomorrow).requeue
-    assert site.told[-2:] == ["--requeue: false → true", "--begin: none → now+1day"]
+    golden.check(site.told[-2:])
     assert list(record_in(files).changes[-1].settings) == ["--requeue"]
     assert job_of(site.resume(files)).begin is None
 
@@ -475,7 +466,7 @@ def test_when_slurm_refuses_the_job_the_trial_is_as_it_was(site: Site) -> None:
     files = site.launched(slurm=True)
     plan, record = files.plan.read_text(), files.record.read_text()
     site.refuses = "Invalid partition name specified"
-    with pytest.raises(ClusterError, match="Invalid partition"):
+    with golden.raises(ClusterError):
         site.resume(files, partition="short")
     assert (files.plan.read_text(), files.record.read_text()) == (plan, record)
     assert site.told == []
@@ -492,13 +483,13 @@ def test_a_completed_trial_goes_on_if_its_limit_was_all(site: Site) -> None:
     longer = "exp_ctrl.benchmark_steps=20"
     before = everything(files.root)
     for words in ((), ("task.max_prompt_len=256",), ("exp_ctrl.benchmark_steps=5",)):
-        with pytest.raises(TrialError, match="has completed; there is nothing to resume"):
+        with golden.raises(TrialError):
             site.resume(files, *words)
-    with pytest.raises(TrialError, match="keeps no checkpoint to go on from"):
+    with golden.raises(TrialError):
         site.resume(files, longer)
     assert everything(files.root) == before
     (files.root / "recover" / "step-000008.1").mkdir(parents=True)
-    with pytest.raises(TrialError, match="has completed"):
+    with golden.raises(TrialError):
         site.resume(files, "task.max_prompt_len=256")
     assert site.resume(files, longer).phases[-1].config.exp_ctrl.benchmark_steps == 20
 
@@ -562,7 +553,7 @@ def test_a_plan_that_was_edited_is_still_refused(site: Site) -> None:
     files = site.launched()
     site.resume(files, "task.max_prompt_len=256")
     files.plan.write_text(files.plan.read_text().replace("256", "512"))
-    with pytest.raises(ConfigError, match="the plan changed after launch"):
+    with golden.raises(ConfigError):
         site.resume(files)
 
 
@@ -571,7 +562,7 @@ def test_two_resumes_do_not_interleave(site: Site) -> None:
     before = everything(files.root)
     with (
         trial_lock(files),
-        pytest.raises(RealsysError, match="another command is resuming or removing"),
+        golden.raises(RealsysError),
     ):
         site.resume(files, "task.max_prompt_len=256")
     assert everything(files.root) == before
@@ -581,7 +572,7 @@ def test_a_setting_written_as_an_option_is_told_how_to_write_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run(["resume", "ppo-math/run1", "--lr=1"]) == 2
-    assert "settings have no dashes: write actor.optimizer.lr=VALUE" in capsys.readouterr().err
+    golden.check(capsys.readouterr().err)
 
 
 def test_show_prints_all_settings_as_words_and_what_was_changed(
@@ -594,10 +585,7 @@ def test_show_prints_all_settings_as_words_and_what_was_changed(
     words = shown.out.splitlines()
     assert "task.max_prompt_len=256" in words
     assert {"scheduling.all.qos=high", "scheduling.all.time_limit=2:00:00"} <= set(words)
-    assert shown.err.splitlines() == [
-        "task.max_prompt_len: 128 → 256 since attempt 1",
-        "--time: none → 2:00:00 since attempt 1",
-    ]
+    golden.check(shown.err.splitlines())
 
 
 def test_a_kind_is_a_setting_too(site: Site) -> None:
@@ -606,7 +594,6 @@ def test_a_kind_is_a_setting_too(site: Site) -> None:
     before = files.plan.read_text()
     site.resume(files, "schedule=one_step_off")
     assert files.plan.read_text() == before
-    with pytest.raises(ConfigError) as refused:
+    with golden.raises(ConfigError):
         site.resume(files, "schedule=sync")
-    assert refused.value.what.startswith("schedule can't be changed in a trial that has started: ")
     assert files.plan.read_text() == before

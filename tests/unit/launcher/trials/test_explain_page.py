@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+import golden
 import pytest
 
 from launcher.slurm.query.job_query import JobInfo
@@ -57,19 +58,7 @@ def test_a_failed_trial_is_told_from_its_first_failure_to_what_to_do():
         exit=marker(first, *others),
         notes=("no space left on the disk of /x",),
     )
-    assert list(explain(found)) == [
-        "ppo-math/run1 is failed: model_worker/1 (pid 71 on n2): CUDA out of memory",
-        "Slurm says of job 7: FAILED, on n[1-2]",
-        f"first failure: model_worker/1 (pid 71 on n2), {AT_WORDS}",
-        "  CUDA out of memory",
-        "  end of /x/attempts/0001/logs/model_worker-1.log:",
-        "    step 3",
-        "    torch.OutOfMemoryError: CUDA out of memory",
-        "because of it: master_worker/0: actor_train failed on model_worker/1",
-        "then: model_worker/0: ended",
-        "note: no space left on the disk of /x",
-        "what to do: read its log, then realsys resume ppo-math/run1",
-    ]
+    golden.check(explain(found))
 
 
 def test_of_many_that_failed_after_it_a_dozen_is_named():
@@ -89,10 +78,7 @@ def test_a_failure_without_a_log_has_no_end_of_it():
 
 
 def test_a_failure_that_nobody_can_name_is_no_error():
-    assert list(explain(view(State.FAILED, exit=marker(None), fix="resume"))) == [
-        "ppo-math/run1 is failed",
-        "what to do: resume",
-    ]
+    golden.check(list(explain(view(State.FAILED, exit=marker(None), fix="resume"))))
 
 
 def test_a_running_trial_names_who_is_missing_gone_failed_and_slow():
@@ -120,18 +106,7 @@ def test_a_running_trial_names_who_is_missing_gone_failed_and_slow():
             expected_start=AT,
         ),
     )
-    assert list(explain(found)) == [
-        "ppo-math/run1 is running",
-        "Slurm says of job 7: RUNNING, on n1, restarted 2 times",
-        "1 of 6 workers have not registered yet: m/0",
-        "  see their logs: realsys logs ppo-math/run1 'm/0'",
-        "1 of 6 workers have lost their leases (dead or cut off): m/1",
-        "1 of 6 workers failed: m/2",
-        "m/3 has been in actor_train for 3 min 05 s",
-        "m/5 has been running for 3 min 05 s",
-        "step 5 computes actor_train on m/3, m/4",
-        "what to do: nothing; watch it with `realsys watch ppo-math/run1`",
-    ]
+    golden.check(explain(found))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +125,7 @@ def test_a_start_is_expected_only_of_a_job_that_waits(state, reason, said):
         reason=reason,
         expected_start=AT,
     )
-    assert list(explain(view(state, job=job)))[1] == f"Slurm says of job 7: {said}"
+    golden.check(list(explain(view(state, job=job)))[1])
 
 
 def test_a_trial_that_is_well_has_nothing_to_do():

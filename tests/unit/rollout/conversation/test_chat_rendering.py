@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import golden
 import pytest
 from chat_families import CHATML, DEEPSEEK, FAMILIES, LLAMA3, ChatFamily
 from transformers import PreTrainedTokenizerFast
@@ -265,12 +266,12 @@ def test_arguments_of_the_template_reach_it() -> None:
 def test_what_a_template_refuses_is_the_clients_error(
     family: str, messages: list[ChatMessage]
 ) -> None:
-    with pytest.raises(DataError, match="template can't be filled"):
+    with golden.raises(DataError):
         renderer(family).whole(messages, ())
 
 
 def test_a_template_that_refuses_conversations_is_a_mistake_of_the_settings() -> None:
-    with pytest.raises(ConfigError, match="does not take a question"):
+    with golden.raises(ConfigError):
         renderer("plain", template="{{ raise_exception('never') }}")
 
 
@@ -282,7 +283,7 @@ def test_half_a_letter_is_refused(quick: bool) -> None:
             tokenizer_object=tokenizer.backend_tokenizer, chat_template=CHATML
         )
     made = TemplateRenderer(tokenizer, end_ids=FAMILIES["chatml"].end_ids)
-    with pytest.raises(DataError, match=r"can't be (tokenised|filled)"):
+    with golden.raises(DataError):
         made.whole([user("\ud83d")], ())
 
 

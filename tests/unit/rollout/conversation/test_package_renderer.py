@@ -12,6 +12,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import golden
 import pytest
 from fuzzed_history import FuzzedHistory
 from package_families import OF_PACKAGE, OF_TEMPLATES
@@ -219,9 +220,9 @@ def test_an_end_token_within_an_answer_begins_a_branch() -> None:
 
 
 def test_what_the_family_refuses_is_the_clients_mistake() -> None:
-    with pytest.raises(DataError, match=r"renderer of llama-3 .* single tool call"):
+    with golden.raises(DataError):
         renderer("llama-3").whole([user("?"), called("a", "b")], ())
-    with pytest.raises(DataError, match="does not take these messages"):
+    with golden.raises(DataError):
         renderer("qwen3").whole([user("\ud83d")], ())
 
 
@@ -249,21 +250,17 @@ def test_what_is_trained_on_is_what_was_sampled(family: str) -> None:
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
-    with pytest.raises(
-        ConfigError, match=r"(?s)renderers and httpx are not.*'realsys\[renderers\]'"
-    ):
+    with golden.raises(ConfigError):
         renderer("qwen3")
 
 
 @pytest.mark.parametrize(
-    ("family", "args", "words"),
+    ("family", "args"),
     [
-        ("qwen3.5", {}, "can't make 'qwen3.5' for this tokenizer"),
-        ("llama-3", {"enable_thinking": False}, "enable_thinking"),
+        ("qwen3.5", {}),
+        ("llama-3", {"enable_thinking": False}),
     ],
 )
-def test_a_family_of_another_model_is_refused(
-    family: str, args: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(ConfigError, match=words):
+def test_a_family_of_another_model_is_refused(family: str, args: dict[str, Any]) -> None:
+    with golden.raises(ConfigError):
         PackageRenderer(OF_PACKAGE["llama-3"].tokenizer, family, template_args=args)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import golden
 import numpy as np
 import pytest
 from llguidance.hf import from_tokenizer
@@ -190,7 +191,7 @@ def test_a_request_that_asks_for_neither_is_free() -> None:
 @pytest.mark.parametrize("name", ["deepseek", "qwen3_coder", "plain", "plain_thoughts"])
 def test_families_whose_calls_are_no_grammar_refuse_what_needs_one(name: str) -> None:
     form = ANSWER_FORMS[name]
-    with pytest.raises(DataError, match=f"calls of the form '{name}' can't be held") as caught:
+    with golden.raises(DataError) as caught:
         reply_grammar(
             request_of(tools=TOOLS, tool_choice=ToolChoice.REQUIRED),
             form,
@@ -235,31 +236,20 @@ def test_a_policy_whose_template_knows_no_thoughts_is_not_led_into_them() -> Non
 
 
 @pytest.mark.parametrize(
-    ("fields", "what"),
+    "fields",
     [
-        ({"schema": {"enum": ["a<eos>b"]}}, "the text '<eos>', which is a special token"),
-        ({"schema": {"properties": {"<eos>": {"type": "null"}}}}, "the text '<eos>'"),
-        (
-            {"schema": {"const": 2**53 + 1}, "schema_field": "text.format"},
-            r"(?s)the integer 9007199254740993, which would be rounded.*text\.format",
-        ),
-        (
-            {
-                "tools": [{"function": {"name": "f", "parameters": {"type": "array"}}}],
-                "tool_choice": ToolChoice.REQUIRED,
-            },
-            "the arguments of tool 'f' are no object",
-        ),
-        (
-            {"tools": [{"function": {"name": "f<eos>"}}], "tool_choice": ToolChoice.REQUIRED},
-            "(?s)the text '<eos>'.*tools",
-        ),
+        {"schema": {"enum": ["a<eos>b"]}},
+        {"schema": {"properties": {"<eos>": {"type": "null"}}}},
+        {"schema": {"const": 2**53 + 1}, "schema_field": "text.format"},
+        {
+            "tools": [{"function": {"name": "f", "parameters": {"type": "array"}}}],
+            "tool_choice": ToolChoice.REQUIRED,
+        },
+        {"tools": [{"function": {"name": "f<eos>"}}], "tool_choice": ToolChoice.REQUIRED},
     ],
 )
-def test_what_would_not_come_back_as_it_stands_is_refused(
-    fields: dict[str, Any], what: str
-) -> None:
-    with pytest.raises(DataError, match=what):
+def test_what_would_not_come_back_as_it_stands_is_refused(fields: dict[str, Any]) -> None:
+    with golden.raises(DataError):
         reply_grammar(
             request_of(**fields),
             ANSWER_FORMS["hermes"],

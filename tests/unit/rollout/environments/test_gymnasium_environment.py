@@ -12,6 +12,7 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
+import golden
 import pytest
 
 from realsys.api.agent import Observation
@@ -189,7 +190,7 @@ def test_a_text_is_an_action(text, space, action):
     ],
 )
 def test_what_is_no_action_is_told(text, space):
-    with pytest.raises(NoAction, match="answer with"):
+    with golden.raises(NoAction):
         action_of(text, space)
 
 
@@ -203,13 +204,13 @@ def test_observations_are_text_or_json():
 
 
 def test_what_can_not_be_made_is_a_mistake_of_the_run(made, monkeypatch):
-    with pytest.raises(ConfigError, match="knows no environment 'Line-v1'") as caught:
+    with golden.raises(ConfigError) as caught:
         GymnasiumEnvironment(id="Line-v1")
     assert "'Line-v0'" in caught.value.fix
-    with pytest.raises(ConfigError, match="can't make 'Line-v0': TypeError"):
+    with golden.raises(ConfigError):
         play(kwargs={"bad": 1})
     monkeypatch.setitem(sys.modules, "gymnasium", None)
-    with pytest.raises(ConfigError, match="gymnasium can't be imported") as caught:
+    with golden.raises(ConfigError) as caught:
         GymnasiumEnvironment(id="Line-v0")
     assert "pip install gymnasium" in caught.value.fix
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import golden
 import pytest
 
 from realsys.api.errors import ConfigError, RolloutError, WaitTimeout
@@ -87,7 +88,7 @@ def test_tools_are_listed_and_called_and_the_answer_is_scored(url, transport):
         environment = await listening(make, servers=url if transport == "http" else STDIO)
         functions = {tool["function"]["name"]: tool["function"] for tool in environment.tools()}
         assert sorted(functions) == ["add", "fail", "leave", "process", "wait"]
-        assert functions["add"]["description"] == "Adds two whole numbers."
+        assert "two whole numbers" in functions["add"]["description"]
         assert sorted(functions["add"]["parameters"]["properties"]) == ["a", "b"]
         added = await environment.call("add", {"a": 2, "b": 3})
         assert (added.text, added.done, added.reward) == ("5", False, 0.0)
@@ -108,7 +109,7 @@ def test_a_call_that_takes_too_long_is_told_to_the_policy(url, transport):
         server = url if transport == "http" else STDIO
         environment = await listening(make, servers=server, call_timeout_s=0.5)
         slow = await environment.call("wait", {"seconds": 20})
-        assert slow.text == "Error: the tool took more than 0.5 s"
+        golden.check(slow.text)
         assert slow.info["failed_calls"] == 1.0
 
     play(body)
@@ -136,7 +137,7 @@ def test_episodes_share_a_server_unless_each_is_to_have_its_own():
 def test_a_server_that_ends_fails_the_question_and_the_next_starts_another():
     async def body(make: Any) -> None:
         first = await make(servers=STDIO)
-        with pytest.raises(RolloutError, match="the MCP server has ended"):
+        with golden.raises(RolloutError):
             await first.call("leave", {})
         second = await make(servers=STDIO)
         assert (await second.call("add", {"a": 1, "b": 1})).text == "2"
@@ -194,25 +195,24 @@ def test_a_result_over_the_limit_has_failed_and_the_server_is_asked_again(monkey
 
 
 @pytest.mark.parametrize(
-    ("code", "raised", "words"),
+    ("code", "raised"),
     [
-        ("raise ValueError('why')", RolloutError, "server has ended: ValueError: why"),
-        ("input(); print('hello'); print('[]'); print('{}')", RolloutError, "has ended"),
-        ("import time; time.sleep(60)", WaitTimeout, "initialize took more than 0.5 s"),
+        ("raise ValueError('why')", RolloutError),
+        ("input(); print('hello'); print('[]'); print('{}')", RolloutError),
+        ("import time; time.sleep(60)", WaitTimeout),
         (
             'input(); print(\'{"jsonrpc": "2.0", "id": 1, "error": {"message": "no"}}\'); input()',
             RolloutError,
-            "refused initialize: no",
         ),
     ],
 )
-def test_a_server_that_does_not_start_is_named(tmp_path, code, raised, words):
+def test_a_server_that_does_not_start_is_named(tmp_path, code, raised):
     program = tmp_path / "server.py"
     program.write_text(code)
 
     async def body(make: Any) -> None:
         timeout_s = 0.5 if raised is WaitTimeout else 100
-        with pytest.raises(raised, match=words) as caught:
+        with golden.raises(raised) as caught:
             await make(servers=f"{sys.executable} {program}", start_timeout_s=timeout_s)
         assert str(program) in caught.value.where
 
@@ -250,7 +250,7 @@ input()
 
 def test_an_address_without_a_server_is_named():
     async def body(make: Any) -> None:
-        with pytest.raises(WaitTimeout, match="can't be used: ClientConnector") as caught:
+        with golden.raises(WaitTimeout) as caught:
             await make(servers="http://127.0.0.1:1/mcp")
         assert caught.value.where == "MCP server http://127.0.0.1:1/mcp"
 
@@ -287,7 +287,7 @@ def test_an_outage_in_a_call_is_told_from_a_refusal_and_not_told_to_the_policy(
             await client.close()
             server.close()
 
-    with pytest.raises(raised, match="can't be used"):
+    with golden.raises(raised):
         asyncio.run(call())
 
 
@@ -310,9 +310,9 @@ def client(name: str, *tools: str) -> MCPClient:
 def test_tools_have_one_server_each():
     one, two = client("one", "a", "b"), client("two", "b", "c")
     assert tools_by_name([one, two], ("a", "c")) == {"a": one, "c": two}
-    with pytest.raises(ConfigError, match="two MCP servers have a tool 'b'"):
+    with golden.raises(ConfigError):
         tools_by_name([one, two], ())
-    with pytest.raises(ConfigError, match="no MCP server has a tool 'aa'") as caught:
+    with golden.raises(ConfigError) as caught:
         tools_by_name([one], ("aa",))
     assert "'a'" in caught.value.fix
 

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import golden
 import pytest
 from openenv_double import GRID_SCHEMA, TEXT_SCHEMA, OpenEnvDouble, error, observed
 
@@ -103,12 +104,12 @@ def test_an_action_of_several_fields_is_the_policys_json():
 @pytest.mark.parametrize("code", ["EXECUTION_ERROR", "VALIDATION_ERROR", "SESSION_ERROR"])
 def test_a_refused_text_fails_the_question(code):
     server = OpenEnvDouble(observed({}), error(code))
-    with pytest.raises(RolloutError, match=f"refused step: {code} because"):
+    with golden.raises(RolloutError):
         play(server, steps("a"))
 
 
 def test_a_refused_reset_fails_the_question():
-    with pytest.raises(RolloutError, match="refused reset: FACTORY_ERROR because"):
+    with golden.raises(RolloutError):
         play(OpenEnvDouble(error("FACTORY_ERROR")), nothing)
 
 
@@ -120,29 +121,29 @@ def test_where_there_is_no_free_place_it_waits_for_one():
 
     assert play(server, body) == "in"
     assert server.sessions == 3
-    with pytest.raises(WaitTimeout, match=r"no free place in 0\.5 s"):
+    with golden.raises(WaitTimeout):
         play(OpenEnvDouble(full=99), nothing, room_timeout_s=0.5)
 
 
 @pytest.mark.parametrize(
-    ("reply", "raised", "words"),
+    ("reply", "raised"),
     [
-        (None, WaitTimeout, "step took more than 0.2 s"),
-        ("[1]", RolloutError, "and no JSON object"),
-        ("{", RolloutError, "and no JSON object"),
+        (None, WaitTimeout),
+        ("[1]", RolloutError),
+        ("{", RolloutError),
     ],
 )
-def test_a_server_that_says_nothing_or_nonsense_fails_the_question(reply, raised, words):
+def test_a_server_that_says_nothing_or_nonsense_fails_the_question(reply, raised):
     async def body(environment: OpenEnvEnvironment) -> None:
         environment.message_timeout_s = 0.2 if raised is WaitTimeout else 60.0  # not of the reset
         await environment.step("a")
 
-    with pytest.raises(raised, match=words):
+    with golden.raises(raised):
         play(OpenEnvDouble(observed({}), reply), body)
 
 
 def test_a_server_that_leaves_or_is_not_there_fails_the_question():
-    with pytest.raises(RolloutError, match="it closed the session"):
+    with golden.raises(RolloutError):
         play(OpenEnvDouble(observed({})), steps("a"))
 
     async def away() -> None:
@@ -152,7 +153,7 @@ def test_a_server_that_leaves_or_is_not_there_fails_the_question():
         finally:
             await environment.close()
 
-    with pytest.raises(WaitTimeout, match="can't be reached") as caught:
+    with golden.raises(WaitTimeout) as caught:
         asyncio.run(away())
     assert caught.value.where == "OpenEnv server http://127.0.0.1:1"
     assert "task.env_args.url" in caught.value.fix
@@ -288,5 +289,5 @@ def test_arguments_are_checked_by_a_plan(args, words):
 
 
 def test_a_worker_refuses_what_a_plan_refuses():
-    with pytest.raises(ConfigError, match="there is no URL"):
+    with golden.raises(ConfigError):
         OpenEnvEnvironment()

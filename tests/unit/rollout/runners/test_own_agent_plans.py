@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import golden
 import pytest
 from harbor_tasks import write_task
 
@@ -51,7 +52,7 @@ def test_the_trainer_asks_held_out_records_only_where_a_rule_scores_them(records
 @pytest.mark.parametrize("agent", ["harbor", "verifiers"])
 def test_such_an_agent_plays_its_own_kind_only(records: str, agent: str) -> None:
     task = FileTask(path=records, reward="math_verify", agent=agent)
-    assert f"agent '{agent}' plays tasks of its own kind only" in whats(task)
+    golden.check(whats(task))
 
 
 def test_the_harbor_agent_gets_the_arguments_of_the_rule(tmp_path: Path) -> None:
@@ -71,7 +72,7 @@ def test_the_harbor_agent_is_rewarded_by_the_tests_alone(tmp_path: Path) -> None
     task = HarborTask(
         path=str(write_task(tmp_path / "a")), eval_size=0, agent="harbor", reward="2*harbor"
     )
-    assert "by the tasks' tests alone, not by '2*harbor'" in whats(task)
+    golden.check(whats(task))
 
 
 @pytest.mark.parametrize(
@@ -204,7 +205,7 @@ def test_a_chat_template_may_be_a_file(tmp_path):
     file.write_text("{{ messages }}")
     made = located_agent_args("chat", {"template": str(file)})
     assert made["template"] == "{{ messages }}"
-    with pytest.raises(ConfigError, match=r"no\.jinja' is no chat template"):
+    with golden.raises(ConfigError):
         PythonArguments(function="a:b", template="no.jinja")
 
 

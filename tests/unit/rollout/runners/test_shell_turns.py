@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import golden
 import pytest
 
 from realsys.rewards.sandbox.box_limits import BoxOutcome
@@ -45,7 +46,7 @@ def test_a_call_without_a_command_is_a_fault_and_not_the_end(arguments: str) -> 
 
 def test_another_tool_is_a_fault() -> None:
     (command,) = commands_of(called(("python", '{"command":"ls"}')), by_calls=True)
-    assert command.fault == "there is no tool 'python', only bash"
+    golden.check(command.fault)
 
 
 @pytest.mark.parametrize(
@@ -89,4 +90,4 @@ def test_the_policy_sees_output_and_how_it_ended(changes: dict[str, object], sho
 
 def test_a_long_output_keeps_its_two_ends() -> None:
     assert shortened("abcdefghij", 10) == "abcdefghij"
-    assert shortened("abcdefghij", 5) == "ab\n(5 characters left out)\nhij"
+    golden.check(shortened("abcdefghij", 5))
