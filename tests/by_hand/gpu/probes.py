@@ -23,7 +23,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import real_shapes  # noqa: F401 - registers its probes
+import probed_shapes  # noqa: F401 - registers its probes
 import suspects  # noqa: F401 - likewise
 from device import Device, GiB
 from models import (

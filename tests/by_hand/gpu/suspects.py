@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from device import Device, GiB
 from models import causal_lm, grouped_answers, shape_of_qwen
-from real_shapes import kernels
+from probed_shapes import kernels
 from registry import Figures, probe
 
 from realsys.backends.kernels.packed_attention import attend

@@ -8,7 +8,7 @@ file, line of the source and change, ``equivalent`` or ``trivial``. Wants 95 % o
 
     python tests/by_hand/mutants/mutants.py --seed 1 2 --a-room 40 -- launcher/audit realsys/data
     python tests/by_hand/mutants/mutants.py --again  # the survivors of the committed result
-    python tests/by_hand/mutants/mutants.py --only launcher/audit/audit_reader.py:114  # all of a line, of a file
+    python tests/by_hand/mutants/mutants.py --only launcher/audit/audit_reader.py:114  # all of it
 """
 
 from __future__ import annotations
