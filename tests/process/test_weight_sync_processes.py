@@ -169,11 +169,10 @@ def receive(keys, way):
 class Process:
     """A trainer or receiver, and the lines that it says."""
 
-    def __init__(self, role, *words):
+    def __init__(self, role, *words, fork=True):
         here, support = Path(__file__), Path(forked.__file__).parent
-        # A signal to a neighbour must reach it, not the stand-in of a forked process.
-        fork = forked.environment().get("PYTHONPATH") if role != "neighbour" else None
-        paths = (fork, str(here.parent), str(support))
+        paths = (forked.environment().get("PYTHONPATH"), str(here.parent), str(support))
+        paths = paths if fork else paths[1:]  # a signal to a stand-in does not reach the forked one
         env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ":".join(filter(None, paths))}
         self._popen = subprocess.Popen(
             [sys.executable, "-m", here.stem, role, *map(str, words)],
@@ -213,8 +212,8 @@ def start(tmp_path):
     TrialKeypairs.create(keys)
     with ExitStack() as stack:
 
-        def start_one(role, *words):
-            process = Process(role, keys, *words)
+        def start_one(role, *words, **how):
+            process = Process(role, keys, *words, **how)
             stack.callback(process.close)
             return process
 
@@ -481,8 +480,8 @@ def neighbour(keys, silence_s):
     receiver.close()
 
 
-def two_trainers(start):
-    trainers = [start("train", rank) for rank in (0, 1)]
+def two_trainers(start, **how):
+    trainers = [start("train", rank, **how) for rank in (0, 1)]
     for trainer in trainers:
         trainer.hear()
 
@@ -530,10 +529,10 @@ def until_stopped(pid: int) -> None:
 
 @pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_server_that_dies_or_hangs_while_it_fetches_for_others_is_replaced(start, kind):
-    trainers, published = two_trainers(start)
+    trainers, published = two_trainers(start, fork=False)
     # Of a killed one they hear at once: only one that hangs is found by its silence.
     silence_s = 2.0 if kind == signal.SIGSTOP else WAIT_S
-    servers = [start("neighbour", silence_s) for _ in range(3)]
+    servers = [start("neighbour", silence_s, fork=False) for _ in range(3)]
     for server in servers:
         server.hear()
     source = published(0)

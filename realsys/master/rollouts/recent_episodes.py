@@ -29,7 +29,7 @@ WAIT_LIMIT_S = 1800.0
 _HOPELESS = FAILED_AGAIN + 1  # failures of an episode in a row, 21 s after its first
 _LEAST_RECORDS = 2  # so many may fail by themselves in any run
 _MOST_FAIL = 0.5  # a share, outages included, from which on the patience counts
-_NEVER_THERE = "none has in this run so far: its address may be wrong"
+_NEVER_THERE = "none has in this run so far: an address in its settings may be wrong"
 _NUMBER = re.compile(r"\d+")
 _OUTAGES = (TryFault.SERVERS, TryFault.AWAY)
 

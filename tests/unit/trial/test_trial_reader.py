@@ -80,7 +80,7 @@ def test_a_plan_that_can_not_be_read_is_one_note(text: str, ended: TrialFiles) -
     assert readers[1].summary is None
     assert readers[0].notes == readers[1].notes
     assert len(readers[0].notes) == 1
-    golden.check(readers[1].unread)
+    assert "can't be read" in readers[1].unread
 
 
 @pytest.mark.parametrize("kind", KINDS)
