@@ -57,6 +57,8 @@ _REPLACED = (
     (re.compile(r"[^\s(]*/lib/python3\.\d+/[^\s,]+, line \d+"), "LIBRARY"),
     (re.compile(rf"\b(on |where: ){re.escape(socket.gethostname())}\b"), r"\1HOST"),
     (re.compile(rf"/runs/{re.escape(getpass.getuser())}\b"), "/runs/USER"),
+    # Python 3.13 adds a guess.
+    (re.compile(r"(unexpected keyword argument '\w+')\. Did you mean '\w+'\?"), r"\1"),
     (re.compile(r"\n  where: "), " | where: "),
     (re.compile(r"\n  fix:   "), " | fix: "),
 )
