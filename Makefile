@@ -6,10 +6,14 @@ unexport PYTHONDONTWRITEBYTECODE # each of hundreds of processes would compile u
 # What is installed: extras of pyproject.toml, as locked (locks/), and torch of that version in whatever build the
 # machine's index has. `make check` needs EXTRAS=check alone, `make test-fast` EXTRAS=unit.
 EXTRAS ?= dev
+PYTHON ?= python3
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-$(VENV)/.installed: pyproject.toml locks/realsys.txt
-	python3 -m venv $(VENV)
+INSTALLED := $(VENV)/.installed-$(subst $() ,+,$(strip $(EXTRAS)))
+$(INSTALLED): pyproject.toml locks/realsys.txt
+	@$(PYTHON) -c "import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 14) else \
+		'The lock is for Python 3.11 to 3.13. Name one: make PYTHON=python3.12')"
+	$(PYTHON) -m venv $(VENV)
 	locks/select realsys $(EXTRAS) >$(VENV)/locked.txt
 	$(PIP_INSTALL) torch==2.13.0
 	$(PIP_INSTALL) --no-deps -r $(VENV)/locked.txt
@@ -18,7 +22,7 @@ $(VENV)/.installed: pyproject.toml locks/realsys.txt
 
 .PHONY: install ppo-math slurm-packages etcd-packages test test-fast acceptance other-kernels test-engines test-agents oracle mutants gpu-kit check \
 	format coverage release-dry-run
-install: $(VENV)/.installed
+install: $(INSTALLED)
 
 ppo-math: install
 	$(BIN)/realsys launch ppo-math
@@ -33,7 +37,7 @@ etcd-packages:
 
 # Most tests wait for schedulers, leases and processes: several run at the same time, the linters beside them.
 # What runs in a shell's background ignores Ctrl-C, so that ends the linters too.
-AT_ONCE ?= 5
+AT_ONCE ?= 6
 test: install slurm-packages etcd-packages
 	@status=0; \
 	$(MAKE) --no-print-directory check >.check.log 2>&1 & check=$$!; \

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
-import golden
 import msgspec
 import pytest
 import zmq
@@ -181,7 +180,7 @@ async def test_an_error_arrives_with_its_class_and_traceback():
         with pytest.raises(DataError, match="sample") as ours:
             await client.call(Ask("data"), timeout_s=60, what="load")
         assert ours.value.where == "train.jsonl:7 (on model_worker/0)"
-        with pytest.raises(RemoteError, match="ZeroDivisionError") as other:
+        with pytest.raises(RemoteError, match="ZeroDivisionError: bad batch") as other:
             await client.call(Ask("x"), timeout_s=60, what="load")
         assert "in fail" in other.value.what
         with pytest.raises(DataError):  # and the server goes on
@@ -209,7 +208,7 @@ async def test_bodies_of_a_wrong_type_or_size_are_told_to_the_caller():
     ):
         with pytest.raises(ProtocolError, match="Ask"):
             await client.call(Answer(""), timeout_s=60, what="x")
-        with pytest.raises(ProtocolError, match="1500"):
+        with pytest.raises(ProtocolError, match=r"Answer has \d+ bytes, the limit is 1500"):
             await client.call(Ask(""), timeout_s=60, what="x")
 
 
@@ -220,11 +219,14 @@ async def test_a_deadline_names_the_peer_the_call_and_the_link():
     async with serving(handler) as server, calling(server.endpoint) as client:
         await client.call(Ask("x"), timeout_s=60, what="a first one, which connects")
         handler.may_answer.clear()
-        with golden.raises(WaitTimeout) as caught:
+        with pytest.raises(WaitTimeout) as caught:
             await client.call(Ask("x"), timeout_s=0.4, what="actor_train step 7")
+        assert caught.value.what == (
+            "no reply from model_worker/0 to actor_train step 7 in 0.4 s (link: connected)"
+        )
         assert caught.value.where == server.endpoint
     async with calling("tcp://127.0.0.1:9") as client:
-        with golden.raises(WaitTimeout):
+        with pytest.raises(WaitTimeout, match="never"):
             await client.call(Ask("x"), timeout_s=0.2, what="x")
 
 
@@ -353,11 +355,13 @@ async def test_garbage_of_a_known_peer_is_counted_and_dropped():
 async def test_other_attempts_are_refused():
     async with serving() as server:
         async with calling(server.endpoint, attempt=ATTEMPT - 1) as client:
-            with golden.raises(StaleAttempt):
+            with pytest.raises(StaleAttempt, match="attempt 2, model_worker/0 of attempt 3") as old:
                 await client.call(Ask("x"), timeout_s=60, what="x")
+            assert old.value.fix == "master_worker/0 was superseded and must exit"
         async with calling(server.endpoint, attempt=ATTEMPT + 1) as client:
-            with golden.raises(StaleAttempt):
+            with pytest.raises(StaleAttempt) as new:
                 await client.call(Ask("x"), timeout_s=60, what="x")
+            assert new.value.fix == "model_worker/0 was superseded and must exit"
         assert server.refused == {"stale": 2}
 
 
@@ -368,8 +372,11 @@ async def test_another_incarnation_of_the_same_attempt_is_refused():
     async with serving(handler) as server:
         for token in ("", "5e" * 16, TOKEN + "5"):
             async with calling(server.endpoint, token=token) as client:
-                with golden.raises(StaleAttempt) as e:
+                with pytest.raises(
+                    StaleAttempt, match="attempt 3, model_worker/0 of attempt 3"
+                ) as e:
                     await client.call(Ask("x"), timeout_s=60, what="x")
+                assert e.value.fix == "master_worker/0 was superseded and must exit"
                 for text in (str(e.value), *e.value.__notes__):
                     assert TOKEN not in text
         assert (handler.num_calls, server.refused) == (0, {"stale": 3})
@@ -444,8 +451,8 @@ async def test_fail_wakes_all_waiting_calls_at_once_and_refuses_later_ones():
         async with asyncio.timeout(60):
             errors = await asyncio.gather(*calls, return_exceptions=True)
         assert all(isinstance(error, WorkerLost) for error in errors)
-        assert "model_worker/0 was lost," in str(errors[3])
-        with golden.raises(WorkerLost):
+        assert "model_worker/0 was lost, no reply to call 3: node7 is DOWN" in str(errors[3])
+        with pytest.raises(WorkerLost, match="node7"):
             await client.call(Ask("x"), timeout_s=60, what="a later call")
 
 
@@ -455,7 +462,7 @@ async def test_closing_a_client_ends_its_calls():
         async with calling(server.endpoint) as client:
             call = asyncio.create_task(client.call(Ask("x"), timeout_s=60, what="x"))
             await asyncio.sleep(0.05)
-        with golden.raises(WorkerLost):
+        with pytest.raises(WorkerLost, match="closed"):
             await call
 
 
@@ -494,9 +501,9 @@ async def test_a_reply_after_the_deadline_is_said_in_the_log():
 async def test_a_taken_port_or_an_unknown_host_is_explained():
     async with serving() as server:
         port = int(server.endpoint.rsplit(":")[-1])
-        with golden.raises(ClusterError):
+        with pytest.raises(ClusterError, match="can't listen"):
             async with serving(ports=[port]):
                 pass
-    with golden.raises(ClusterError):
+    with pytest.raises(ClusterError, match="can't listen"):
         async with serving(bind_host="no.such.host.invalid"):
             pass

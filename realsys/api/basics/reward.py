@@ -140,6 +140,8 @@ def fields_of(rule: Callable[..., Any]) -> frozenset[str]:
     taken = inspect.signature(rule.__call__ if isinstance(rule, type) else rule).parameters
     rest = {name for name, p in taken.items() if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
     own = set(taken) - rest - ({"self"} if isinstance(rule, type) else set())
+    if QUESTION in own and taken[QUESTION].default not in (inspect.Parameter.empty, "", None):
+        own.remove(QUESTION)  # an argument of its own, as its default shows
     for name in sorted(own):
         if name not in FIELDS and taken[name].default is inspect.Parameter.empty:
             raise ConfigError(

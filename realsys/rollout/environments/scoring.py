@@ -6,10 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from realsys.api.agent import Answer
-from realsys.api.basics.reward import QUESTION_TEXT, Completion, Score, with_thoughts
+from realsys.api.basics.reward import Completion, Score, with_thoughts
 from realsys.api.basics.thoughts import text_behind_thoughts
 from realsys.api.errors import DataError, RewardServiceAway, WaitTimeout
 from realsys.rewards.rule import rule_of
+
+ASKED = (
+    "realsys:question_text"  # beside a record's own fields, for rules alone; no column has the name
+)
 
 
 class AnswerScoring:
@@ -37,7 +41,7 @@ class AnswerScoring:
                 where=f"a record with the fields {sorted(record)}",
                 fix='use a data set whose records have "answer", e.g. math_prompts',
             )
-        self._question = str(record.get(QUESTION_TEXT, ""))
+        self._question = str(record.get(ASKED, ""))
         self._record = without_question_text(record)  # as the synchronous graph gives it to rules
         self._sampled = None
 
@@ -72,9 +76,9 @@ class AnswerScoring:
 
 def without_question_text(record: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns the record as the data set has it, without what only rules are given."""
-    if QUESTION_TEXT not in record:
+    if ASKED not in record:
         return record
-    return {name: value for name, value in record.items() if name != QUESTION_TEXT}
+    return {name: value for name, value in record.items() if name != ASKED}
 
 
 def info_of(score: Score) -> dict[str, float]:

@@ -20,12 +20,12 @@ from realsys.api.agent import (
     Observation,
     Trajectory,
 )
-from realsys.api.basics.reward import is_count
+from realsys.api.basics.reward import QUESTION_TEXT, is_count
 from realsys.api.errors import DataError, RealsysError, RewardError, RolloutError, WaitTimeout
 from realsys.data.sequence_sample import SequenceSample
 from realsys.reward_worker.time_limit import time_limit
 from realsys.rewards import scores
-from realsys.rollout.environments.scoring import without_question_text
+from realsys.rollout.environments.scoring import ASKED, without_question_text
 from realsys.rollout.worker.episode_tries import EpisodeTries, fault_of, first_line
 from realsys.rollout.worker.policy_client import RequestStats
 from realsys.rollout.worker.trajectories import (
@@ -244,7 +244,10 @@ class GroupRunner:
         batch = self.dataset.batch([ticket.index], [ticket.id])
         metadata = {name: values[0] for name, values in batch.meta.metadata.items()}
         read = getattr(self.dataset, "record", None)
-        record = {**(read(ticket.index) if read is not None else {}), **metadata}
+        own = read(ticket.index) if read is not None else {}
+        # A column of the user's may be called like the question's text.
+        told = {ASKED if name == QUESTION_TEXT else name: x for name, x in metadata.items()}
+        record = {**own, **told}
         return batch.data[PROMPTS].tolist(), record, metadata
 
     async def _episode(

@@ -302,8 +302,10 @@ def test_workflows_try_every_python_that_is_declared(name: str, job: str) -> Non
 def test_workflows_run_what_the_makefile_has() -> None:
     assert steps_of("tests", "check") == ["make check EXTRAS=check"]
     assert steps_of("tests", "unit") == ["make test-fast EXTRAS=unit"]
-    assert "release/lock --sbom dist/realsys.cdx.json" in steps_of("release", "build")[-1]
-    assert "realsys.cdx.json" in steps_of("release", "publish")[0]  # no archive: not for an index
+    assert "release/lock --sbom dist/realsys-sbom.cdx.json" in steps_of("release", "build")[-1]
+    assert (
+        "realsys-sbom.cdx.json" in steps_of("release", "publish")[0]
+    )  # no archive: not for an index
     assert all(
         (ROOT / f"release/{x}").stat().st_mode & 0o111 for x in ("build", "lock", "try_wheel")
     )

@@ -27,8 +27,12 @@ from realsys.transport.reward_messages import answer_of_json, answer_to_json
 from realsys.transport.rollout_messages import Ticket
 
 RECORDS = (
-    {"prompt": "How many subsets has a set of ten elements?", "answer": "1024"},
-    {"prompt": "Compute $2^{10}$.", "answer": "1024"},
+    {
+        "prompt": "How many subsets has a set of ten elements?",
+        "answer": "1024",
+        "question_text": "a column of mine",
+    },
+    {"prompt": "Compute $2^{10}$.", "answer": "1024", "question_text": "a column of mine"},
 )
 ANSWER = "It is \\boxed{2^{10}}."
 
@@ -141,3 +145,5 @@ def test_a_rule_that_names_it_gets_it_wherever_it_runs() -> None:
     assert sent_answer(answer, term)["question"] == "How many?"
     assert answer_of_json(answer_to_json(answer, term.fields)).question == "How many?"
     assert "question" not in fields_of(lambda response, **rest: 0.0)
+    assert "question" in fields_of(lambda response, question="": 0.0)
+    assert "question" not in fields_of(lambda response, question="Is it polite?": 0.0)
