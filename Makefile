@@ -37,7 +37,7 @@ etcd-packages:
 
 # Most tests wait for schedulers, leases and processes: several run at the same time, the linters beside them.
 # What runs in a shell's background ignores Ctrl-C, so that ends the linters too.
-AT_ONCE ?= 6
+AT_ONCE ?= 5
 test: install slurm-packages etcd-packages
 	@status=0; \
 	$(MAKE) --no-print-directory check >.check.log 2>&1 & check=$$!; \

@@ -220,7 +220,7 @@ _SCHEDULING = {
     "ReturnToService": "2",
 }
 # Seconds that a test would wait for.
-_PATIENCE = {"KillWait": "5", "SlurmdTimeout": "6", "MessageTimeout": "3", "TCPTimeout": "2"}
+_PATIENCE = {"KillWait": "12", "SlurmdTimeout": "6", "MessageTimeout": "3", "TCPTimeout": "2"}
 _PREEMPTION_BY_PARTITION = {"PreemptType": "preempt/partition_prio", "PreemptMode": "REQUEUE"}
 
 

