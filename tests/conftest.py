@@ -123,6 +123,26 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.write_line(result_of(check).line(now))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def plugins_of_one_file() -> Iterator[None]:
+    """What the tests of a file register stays with them: their plug-ins' files are gone for the next file."""
+    from realsys.api import registry
+    from realsys.api.basics import plugin_table
+
+    lists = (registry._imported, registry._entry_points)
+    tables = [registry._reward_options, *plugin_table.registered.values()]
+    before = [list(names) for names in lists], [dict(table) for table in tables], set(sys.modules)
+    yield
+    for names, known in zip(lists, before[0], strict=True):
+        names[:] = known
+    for table, entries in zip(tables, before[1], strict=True):
+        table.clear()
+        table.update(entries)
+    for name in [*sys.modules]:
+        if name.startswith(registry._OF_FILES) and name not in before[2]:
+            del sys.modules[name]
+
+
 @pytest.fixture
 def trials(tmp_path: Path) -> Iterator[Trials]:
     """Trials under the test's own folder; none of their processes outlives the test."""
