@@ -125,7 +125,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def plugins_of_one_file() -> Iterator[None]:
-    """What the tests of a file register stays with them: their plug-ins' files are gone for the next file."""
+    """What the tests of a file register ends with them: the files of their plug-ins are gone."""
     from realsys.api import registry
     from realsys.api.basics import plugin_table
 
