@@ -44,7 +44,7 @@ class LengthBucket:
 
 
 def split_into_buckets(widths: Sequence[int], cutting: BucketCosts = ON_CPU) -> list[LengthBucket]:
-    """Splits all rows, in order, into buckets.
+    """Splits all rows, in order, into buckets that cost no more than one for all of them.
 
     Args:
         widths: cache width that each row needs; few cells are wasted if long rows are adjacent.
@@ -60,6 +60,9 @@ def split_into_buckets(widths: Sequence[int], cutting: BucketCosts = ON_CPU) -> 
                 buckets[-1] = both
                 continue
         buckets.append(block)
+    if len(buckets) > 1:  # block by block, what pays only for all together is not seen
+        whole = [LengthBucket(0, len(widths), max(widths))]
+        return min(buckets, whole, key=lambda found: cost(found, cutting))
     return buckets
 
 
