@@ -6,6 +6,7 @@ the Hugging Face module, to which every layout refers. Families: Llama, Qwen2, Q
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -89,15 +90,7 @@ class ModelShape:
 
     def weights(self) -> tuple[Weight, ...]:
         """Lists all weights in the order of the layers; a tied head is listed once."""
-        found = [Weight("model.embed_tokens.weight", (self.vocab_size, self.hidden_size))]
-        for layer in range(self.num_layers):
-            found += self.layer_weights(layer)
-        found.append(Weight("model.norm.weight", (self.hidden_size,)))
-        if self.critic:
-            found += [Weight("score.weight", (1, self.hidden_size)), Weight("score.bias", (1,))]
-        elif not self.tied_embeddings:
-            found.append(Weight("lm_head.weight", (self.vocab_size, self.hidden_size)))
-        return tuple(found)
+        return _weights_of(self)
 
     def layer_weights(self, layer: int) -> list[Weight]:
         """Lists the weights of one transformer layer."""
@@ -121,7 +114,26 @@ class ModelShape:
     @property
     def num_params(self) -> int:
         """Number of elements of all weights."""
-        return sum(w.numel for w in self.weights())
+        return _num_params_of(self)
+
+
+# A plan asks for them hundreds of times.
+@functools.lru_cache(maxsize=32)
+def _weights_of(shape: ModelShape) -> tuple[Weight, ...]:
+    found = [Weight("model.embed_tokens.weight", (shape.vocab_size, shape.hidden_size))]
+    for layer in range(shape.num_layers):
+        found += shape.layer_weights(layer)
+    found.append(Weight("model.norm.weight", (shape.hidden_size,)))
+    if shape.critic:
+        found += [Weight("score.weight", (1, shape.hidden_size)), Weight("score.bias", (1,))]
+    elif not shape.tied_embeddings:
+        found.append(Weight("lm_head.weight", (shape.vocab_size, shape.hidden_size)))
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=32)
+def _num_params_of(shape: ModelShape) -> int:
+    return sum(w.numel for w in _weights_of(shape))
 
 
 def read_shape(path: str | Path, *, critic: bool = False) -> ModelShape:

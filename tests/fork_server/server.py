@@ -51,7 +51,7 @@ PRELOADED = {
         *("numpy", "math_verify", "matplotlib.figure", "matplotlib.backends.backend_agg"),
         *("PIL.BmpImagePlugin", "PIL.GifImagePlugin", "PIL.JpegImagePlugin", "PIL.PpmImagePlugin"),
     ),
-    "hosts": ("realsys.rewards.guarded_rules",),
+    "hosts": ("realsys.rewards.guarded_rules", "experiments.recipes"),
 }
 PACKAGES = {
     "workers": ("realsys", "experiments"),
@@ -60,7 +60,7 @@ PACKAGES = {
         *("realsys.name_resolve", "realsys.trial", "realsys.config", "realsys.runtime"),
         *("realsys.heartbeat", "realsys.worker", "realsys.observability", "realsys.rewards"),
     ),
-    "hosts": ("realsys.rewards.guard", "realsys.heartbeat"),
+    "hosts": ("realsys.rewards.guard", "realsys.heartbeat", "realsys.name_resolve"),
 }
 # Each attempt of a trial ends with it. Most of its time goes into a picture that few tests look at: the
 # others' trials end as where matplotlib is not installed.

@@ -198,8 +198,8 @@ def test_a_stopped_run_goes_on_with_what_was_delivered(
     pace = Pace(tmp_path, 1.2)  # it has not ended before it is stopped
     words = ("schedule.max_staleness=3", *SMALL_PPO, *pace.words)
     files = module_trials.launch("ppo-math-async", "stop", f"actor.path={tiny_policy}", *words)
-    module_trials.wait_for_step(files, 5)
-    assert audited(module_trials, files, whole=False)["tickets"]["trained"] >= 4 * 8
+    module_trials.wait_for_step(files, 3)
+    assert audited(module_trials, files, whole=False)["tickets"]["trained"] >= 2 * 8
     done = module_trials.run("stop", "ppo-math-async/stop", "--grace", "30")
     assert done.returncode == 0, done.stderr
     view = module_trials.wait(files)
@@ -230,12 +230,12 @@ def test_an_audit_leaves_out_what_a_killed_attempt_did_after_its_checkpoint(
         *SMALL_PPO,
         *pace.words,
     )
-    view = module_trials.wait_for_step(files, 8)
+    view = module_trials.wait_for_step(files, 4)
     os.kill(worker_pid(view, "master_worker/0"), signal.SIGKILL)
     view = module_trials.wait(files)
     assert view.state is State.FAILED, explain(files, view)
     in_between = audited(module_trials, files, whole=False)["tickets"]
-    assert in_between["trained"] >= 7 * 8  # progress is told before the line is written
+    assert in_between["trained"] >= 3 * 8  # progress is told before the line is written
     pace.set(0.0)
     module_trials.resume(files)
     view = module_trials.wait(files, timeout_s=240)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from local_rules import trusted
-from real_trials import SMALL_PPO, Trials, explain, wait_until
+from real_trials import SMALL_PPO, SMALL_PPO_STEPS, Trials, explain, wait_until
 
 from realsys.api.basics import plugin_table
 from realsys.api.model import DatasetAbstraction, GenerationHyperparameters
@@ -181,7 +181,7 @@ def test_every_saved_checkpoint_of_a_trial_has_its_result(
         f"actor.path={tiny_policy}",
         *SMALL_PPO,
         "auto_eval=true",
-        "exp_ctrl.save_freq_steps=8",
+        "exp_ctrl.save_freq_steps=4",
         "benchmarks.words=file",
         f"benchmarks.words.path={questions}",
         "benchmarks.words.reward=math_verify",
@@ -196,7 +196,7 @@ def test_every_saved_checkpoint_of_a_trial_has_its_result(
     rows = read_jsonl(phase.evaluations)
     saved = sorted(p.name for p in (phase.checkpoints / "actor").glob("step-*"))
     assert [f"step-{row['step']:06d}" for row in rows] == saved
-    assert [(row["step"], row["result"]) for row in rows] == [(n, "done") for n in (8, 16)]
+    assert [(row["step"], row["result"]) for row in rows] == [(n, "done") for n in (4, 8)]
     # The trainer evaluates every 4 steps. The same weights, questions and seeds: the same figures.
     own = {row["step"]: row for row in read_metrics(phase.metrics)}
     for row in rows:
@@ -205,9 +205,9 @@ def test_every_saved_checkpoint_of_a_trial_has_its_result(
         assert row["figures"]["words/num_problems"] == 5  # all of the file
         assert {"words/accuracy", "words/pass@2"} < set(row["figures"])
         assert "pass@2" not in row["figures"]
-    assert trials.status_json(files)["trial"]["metrics"]["auto_eval/step"] == 16
+    assert trials.status_json(files)["trial"]["metrics"]["auto_eval/step"] == SMALL_PPO_STEPS
     shown = trials.run("status", "ppo-math/evaluated").stdout
-    assert re.search(r"step 16: accuracy .* words/accuracy 0", shown)
+    assert re.search(rf"step {SMALL_PPO_STEPS}: accuracy .* words/accuracy 0", shown)
     assert trials.run("report", "ppo-math/evaluated").returncode == 0
     report = files.report.read_text()
     assert "2 saved checkpoints" in report
@@ -216,5 +216,5 @@ def test_every_saved_checkpoint_of_a_trial_has_its_result(
     assert len(events) == 1
     stories = [json.loads(p.read_text()) for p in sorted(phase.evaluation_results.iterdir())]
     assert [(s["step"], s["standing"], s["tries"]) for s in stories] == [
-        (n, "done", 1) for n in (8, 16)
+        (n, "done", 1) for n in (4, 8)
     ]

@@ -17,6 +17,7 @@ from real_trials import (
     explain,
     make_policy,
     metrics_of,
+    small_ppo,
     trained_ids,
     wait_until,
     weights_of,
@@ -73,7 +74,8 @@ def test_three_makers_two_trainers_and_one_maker_is_killed(
     module_trials: Trials, policy: Path, tmp_path: Path
 ) -> None:
     pace = Pace(tmp_path, 1.2)  # it has not ended before both are started again
-    words = (f"actor.path={policy}", *THREE_BY_TWO, *SMALL_PPO, *pace.words)
+    longer = small_ppo("task.train_size=64")
+    words = (f"actor.path={policy}", *THREE_BY_TWO, *longer, *pace.words)
     files = module_trials.launch("ppo-math-detached", "three", *words)
     view = module_trials.wait_for_step(files, 3)
     for worker in ("generation_server/1", "rollout_worker/1"):
@@ -85,7 +87,7 @@ def test_three_makers_two_trainers_and_one_maker_is_killed(
     pace.set(0.0)
     done = module_trials.wait(files, timeout_s=240)
     assert (done.state, done.attempt) == (State.COMPLETED, 1), explain(files, done)
-    assert_each_trained_once(files, num_steps=SMALL_PPO_STEPS)
+    assert_each_trained_once(files, num_steps=2 * SMALL_PPO_STEPS)
     assert max(column(files, "actor/staleness/max")) == 3
     told = [json.loads(line) for line in restarts.read_text().splitlines()]
     assert sorted(row["worker"] for row in told) == ["generation_server/1", "rollout_worker/1"]
@@ -101,7 +103,7 @@ def test_each_trainer_feeds_its_maker_and_a_lost_trainer_costs_nothing(
     pace = Pace(tmp_path, 0.7)  # it has not ended before the trainer is lost
     words = (f"actor.path={policy}", *TWO_BY_TWO, *SMALL_PPO, *pace.words)
     files = module_trials.launch("ppo-math-detached", "two", *words)
-    view = module_trials.wait_for_step(files, 5)
+    view = module_trials.wait_for_step(files, 3)
     os.kill(worker_pid(view, "model_worker/1"), signal.SIGKILL)
     view = module_trials.wait(files, timeout_s=120)
     assert view.state is State.FAILED, explain(files, view)

@@ -193,7 +193,7 @@ def test_a_run_one_step_ahead_resumes_bit_for_bit(trials, tiny_policy, tmp_path)
     whole = finish(trials, "ppo-math", "whole", *words)
     pace.set(1.2)  # to be stopped in its middle, however slow the command that stops it
     stopped = trials.launch("ppo-math", "stopped", *words)
-    trials.wait_for_step(stopped, 5)
+    trials.wait_for_step(stopped, 3)
     assert trials.run("stop", "ppo-math/stopped").returncode == 0
     assert trials.wait(stopped).state is State.STOPPED
     pace.set(0.0)

@@ -343,7 +343,7 @@ def test_eval_of_a_trial_gives_the_trainers_own_figures_again(
 ) -> None:
     files = trials.launch(
         *("ppo-math", "tested", f"actor.path={tiny_policy}", *SMALL_PPO),
-        "exp_ctrl.save_freq_steps=8",
+        "exp_ctrl.save_freq_steps=4",
     )
     view = trials.wait(files, timeout_s=200)
     assert view.state is State.COMPLETED, explain(files, view)
@@ -355,4 +355,6 @@ def test_eval_of_a_trial_gives_the_trainers_own_figures_again(
     assert told["model"]["step"] == SMALL_PPO_STEPS
     for name in ("accuracy", "mean_reward", "response_length/mean"):
         assert told["figures"][name]["value"] == own[f"eval/{name}"]
-    assert Path(told["file"]) == files.root / "evals" / "actor-step-000016-math-1.json"
+    assert (
+        Path(told["file"]) == files.root / "evals" / f"actor-step-{SMALL_PPO_STEPS:06d}-math-1.json"
+    )

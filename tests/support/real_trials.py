@@ -31,7 +31,7 @@ from realsys.trial.trial_state import State
 # A run of seconds: a tiny policy, six calls a step, a step of some 50 ms; long enough that a test
 # which waits for a step has time to act before the last one.
 SMALL_PPO = (
-    "task.train_size=64",
+    "task.train_size=32",
     "task.eval_size=8",
     "train_bs_n_seqs=8",
     "group_size=2",
@@ -43,7 +43,7 @@ SMALL_PPO = (
     "exp_ctrl.eval_freq_steps=4",
     "scheduling.model_worker.cpu=1",
 )
-SMALL_PPO_STEPS = 16
+SMALL_PPO_STEPS = 8
 SLURM_AGE_S = 0.2  # of an answer of Slurm's that is looked at again
 
 

@@ -12,6 +12,7 @@ axis: arXiv:1910.02054, section 5; adapters: arXiv:2106.09685.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -154,17 +155,23 @@ def held_numbers(model: HeldModel, topo: ProcessTopology, stage: int) -> tuple[f
 
     Adapters count as both; fsdp's shards as equal.
     """
-    vocabulary = FSDP_VOCABULARY if model.backend == "fsdp" else MEGATRON_VOCABULARY
-    base = adapters = 0.0
-    for weight in _of_stage(model.shape, topo, stage):
-        cut = topo.tensor if split_dim(weight.name, vocabulary) is not None else 1
-        base += weight.numel / cut
-        if model.lora_rank:
-            adapters += _adapter_numbers(model, weight)
+    base = _base_numbers(model.shape, topo, stage, model.backend)
     shards = topo.data if model.backend == "fsdp" else 1
     if not model.lora_rank:
         return base / shards, base / shards
+    adapters = sum(_adapter_numbers(model, w) for w in _of_stage(model.shape, topo, stage))
     return (base + adapters) / shards, adapters / shards
+
+
+@functools.lru_cache(maxsize=512)  # a plan's search asks for few of them, again and again
+def _base_numbers(shape: ModelShape, topo: ProcessTopology, stage: int, backend: str) -> float:
+    vocabulary = FSDP_VOCABULARY if backend == "fsdp" else MEGATRON_VOCABULARY
+    base = 0.0
+    for weight in _of_stage(shape, topo, stage):
+        base += weight.numel / (
+            topo.tensor if split_dim(weight.name, vocabulary) is not None else 1
+        )
+    return base
 
 
 def _of_stage(shape: ModelShape, topo: ProcessTopology, stage: int) -> list[Weight]:

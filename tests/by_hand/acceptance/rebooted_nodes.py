@@ -48,7 +48,8 @@ from realsys.trial.records import AttemptRecord, ExitMarker, TrialFiles, read_re
 from realsys.trial.trial_state import State  # noqa: E402
 
 REBOOTS, STEP_S = 10, 0.2
-LAST_STEP = SMALL_PPO_STEPS - 6  # with a pace that leaves it time to be disturbed
+STEPS = 2 * SMALL_PPO_STEPS
+LAST_STEP = STEPS - 6  # with a pace that leaves it time to be disturbed
 EARLY = 0.2  # share of the reboots that do not wait for a step
 MOST_S = 300.0
 SLURMD_TIMEOUT_S = 60  # 300 at most sites: Slurm itself notices late
@@ -180,7 +181,11 @@ def main() -> int:
     check, rng, runs = HandCheck(__file__), random.Random(options.seed), list[Reboot]()
     with tempfile.TemporaryDirectory(prefix="realsys-reboots-") as name:
         folder = Path(name)
-        words = (*small_ppo(UPDATES), *TWO_NODES, f"actor.path={make_policy(folder / 'policy')}")
+        words = (
+            *small_ppo(UPDATES, f"task.train_size={4 * STEPS}"),
+            *TWO_NODES,
+            f"actor.path={make_policy(folder / 'policy')}",
+        )
         place = Path(tempfile.mkdtemp(prefix="slurm-", dir="/dev/shm"))
         patience = {"SlurmdTimeout": str(SLURMD_TIMEOUT_S)}
         with SlurmCluster(place, accounting=False, settings=patience) as cluster:
@@ -220,7 +225,7 @@ def main() -> int:
     if len(runs) < REBOOTS:
         problems.append(f"only {len(runs)} of {REBOOTS} reboots were tried")
     return check.write(
-        f"one of two nodes of a run of {SMALL_PPO_STEPS} steps is rebooted: {well} of {len(runs)} went on",
+        f"one of two nodes of a run of {STEPS} steps is rebooted: {well} of {len(runs)} went on",
         problems,
         args=f"--seed {options.seed} --reboots {options.reboots} --minutes {options.minutes:g}",
         went_on=well,
