@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -102,6 +104,7 @@ def test_a_run_in_one_line_and_as_a_picture(what: str) -> None:
 )
 def test_a_pipe_gets_a_line_when_something_has_moved(change, age_s: float, due: bool) -> None:
     assert render.is_line_due(replace(VIEW, **change), VIEW, age_s=age_s) is due
+    assert render.rates(replace(VIEW, progress=None)) == ""
 
 
 def test_warnings_are_of_the_attempt_that_is_shown() -> None:
@@ -175,6 +178,8 @@ def test_a_summary(what: str, tmp_path: Path) -> None:
     (logs / "model_worker-0.log").write_text("\n".join(errors))
     (logs / "model_worker-1.log").write_text("fine\n")
     files.submitit.mkdir()
+    (files.submitit / "6_0_log.err").touch()
+    os.utime(files.submitit / "6_0_log.err", (1, 1))
     (files.submitit / "7_0_log.err").write_text("\n".join(f"printed {i}" for i in range(17)))
     (files.root / "checkpoints" / "actor" / "step-7").mkdir(parents=True)
     (files.root / "checkpoints" / "actor" / "latest").symlink_to("step-7")
@@ -188,4 +193,12 @@ def test_a_summary(what: str, tmp_path: Path) -> None:
     else:
         golden.check(details)
     if what in ("failed", "not resumable"):
-        golden.check([line for line in render.summary(view, files) if line not in details])
+        summary = render.summary(view, files)
+        golden.check([line for line in summary if line not in details])
+        assert [line for line in summary if line in details] == details
+        shutil.rmtree(logs)
+        shutil.rmtree(files.submitit)
+        assert render.failure_details(view) == [
+            line for line in details[:4] if line[2:8] != "master"
+        ]
+        assert render.failure_details(replace(view, state=State.LOST, exit=None, attempt=0)) == []
