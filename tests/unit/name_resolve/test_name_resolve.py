@@ -459,6 +459,18 @@ def test_what_a_disk_refuses_is_told_and_leaves_nothing(tmp_path: Path, monkeypa
     assert len(os.listdir("/proc/self/fd")) == num_open - 6 - 7  # folders, the lock, changes
 
 
+def test_only_its_owner_reads_a_store_and_no_program_inherits_its_files(tmp_path: Path):
+    root = tmp_path / "a" / "store"
+    store = FileStore(root)
+    store.grant(ttl_s=10.0)
+    log = store._log
+    fds = [*log._folders.values(), *log._counter_fds.values(), log._lock_fd, log.changes._fd]
+    assert (len(fds), [fd for fd in fds if os.get_inheritable(fd)]) == (8, [])
+    modes = [(p.is_dir(), p.stat().st_mode & 0o7777) for p in (root, *root.rglob("*"))]
+    assert set(modes) == {(True, 0o700), (False, 0o600)}
+    store.close()
+
+
 def test_a_child_takes_a_lock_of_its_own(tmp_path: Path):
     log = FileStore(tmp_path)._log
     fds = [log._lock_fd]
