@@ -13,9 +13,12 @@ from pathlib import Path
 
 import golden
 import pytest
+from stand_in_slurm import make_plan, write_plan
 
 from launcher.cli.tables import print_status
+from launcher.slurm.query.job_query import JobInfo
 from launcher.terminal import output
+from launcher.trials import status
 from launcher.trials.explain import explain
 from launcher.trials.render import picture
 from launcher.trials.status import StatusReader, trial_view
@@ -27,12 +30,15 @@ from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.open import open_store
 from realsys.name_resolve.store import Entry
 from realsys.trial.liveness import Liveness, Process, liveness, processes_of
+from realsys.trial.machine_identity import this_machine
 from realsys.trial.records import (
+    AssumedEnd,
     AttemptRecord,
     ExitMarker,
     Failure,
     Progress,
     Result,
+    Resumed,
     StopRequest,
     TrialFiles,
     WorkerRecord,
@@ -41,7 +47,8 @@ from realsys.trial.records import (
     process_start,
     write_record,
 )
-from realsys.trial.trial_state import State, TrialFacts, decide
+from realsys.trial.trial_reader import Attempt
+from realsys.trial.trial_state import JobState, State, TrialFacts, decide
 
 HOST, PID = socket.gethostname(), os.getpid()
 START = process_start(PID) or 0
@@ -368,6 +375,226 @@ def test_a_worker_that_was_started_again_says_how_often(
     assert "restarted 2 times" in capsys.readouterr().out
     files.attempt(1).restarts.write_text("no json\n{}\n")
     assert [note for note in trial_view(files).notes if "damaged" in note]
+
+
+# ---- who lives, and which job counts ---------------------------------------------------------
+
+HERE, THERE, REBOOTED = (
+    this_machine(),
+    replace(this_machine(), boot="other", machine="other"),
+    replace(this_machine(), boot="other"),
+)
+ON_SLURM = Submission(
+    job_id="7", scheduler="slurm", job_ids=("7",), host=HOST, after_attempt=0, at=5.0
+)
+
+
+def assumed(job_id: str = "1", at: float = 1.0) -> AssumedEnd:
+    return AssumedEnd(attempt=1, job_id=job_id, by="ann", at=at)
+
+
+@pytest.mark.parametrize(
+    ("of", "end", "alive"),
+    [
+        (None, None, NONE),
+        (ON_SLURM, assumed("7", 9.0), UNKNOWN),
+        (submission(), None, ALIVE),
+        (submission(start=START + 1), None, DEAD),
+        (replace(submission(), host="elsewhere"), None, UNKNOWN),
+        (replace(submission(), machine=THERE), None, UNKNOWN),
+        (submission(), assumed(), DEAD),
+        (submission(), assumed(at=0.9), ALIVE),  # a later process of the same id
+        (submission(), assumed("2", at=9.0), ALIVE),
+    ],
+)
+def test_whether_the_process_of_a_submission_lives(
+    files: TrialFiles, of: Submission | None, end: AssumedEnd | None, alive: Liveness
+) -> None:
+    for path, record in ((files.submission, of), (files.assumed_end, end)):
+        path.parent.mkdir(exist_ok=True)
+        if record is not None:
+            write_record(path, record)
+    assert StatusReader(files).records(workers=False).submission_alive is alive
+
+
+@pytest.mark.parametrize(
+    ("supervisor", "host", "machine", "registered", "end", "found"),
+    [
+        # workers hold their leases
+        (DEAD, HOST, HERE, [2, 1], None, DEAD),  # under another name once, but here
+        (DEAD, "old", HERE, [1], None, DEAD),
+        (DEAD, "old", None, [1], None, UNKNOWN),
+        (DEAD, HOST, REBOOTED, [1], None, UNKNOWN),
+        (UNKNOWN, "old", THERE, [1], assumed(), UNKNOWN),
+        # none does
+        (DEAD, "old", None, [2], None, DEAD),
+        (UNKNOWN, "old", THERE, [2], None, UNKNOWN),
+        (UNKNOWN, "old", THERE, [], assumed(), DEAD),
+        (UNKNOWN, "old", THERE, [], replace(assumed(), attempt=2), UNKNOWN),
+        (ALIVE, HOST, HERE, [], assumed(), ALIVE),
+    ],
+)
+def test_leases_count_more_than_a_supervisor_that_is_not_seen(
+    files: TrialFiles, supervisor, host, machine, registered, end, found
+) -> None:
+    if end is not None:
+        write_record(files.assumed_end, end)
+    workers = {
+        f"m/{i}": WorkerRecord(worker=f"m/{i}", host="n", pid=4, start=5, attempt=number, token="t")
+        for i, number in enumerate(registered)
+    }
+    of = replace(attempt(), host=host, machine=machine)
+    assert StatusReader(files)._supervisor_by_leases(supervisor, of, workers) is found
+
+
+@pytest.mark.parametrize(
+    ("machine", "host", "alive"), [(HERE, HOST, ALIVE), (THERE, HOST, UNKNOWN), (THERE, "n", ALIVE)]
+)
+def test_a_worker_beside_its_supervisor_is_of_its_machine(files, machine, host, alive) -> None:
+    record = WorkerRecord(worker="m/0", host=HOST, pid=PID, start=START, attempt=1, token="t")
+    reader, of = StatusReader(files), replace(attempt(), host=host, machine=machine)
+    assert reader._worker_liveness(record, of) is alive
+    assert reader._worker_liveness(record, None) is ALIVE
+
+
+def last(number: int = 1, ended_at: float | None = None, job_id: str = "7") -> Attempt:
+    marker = ExitMarker(result=Result.STOPPED, attempt=1, ended_at=ended_at or 0, phase="main")
+    record = replace(attempt(number), job_id=job_id, started_at=50.0)
+    files = TrialFiles(Path("/x")).attempt(number)
+    return Attempt(files, record, ALIVE, marker if ended_at else None)
+
+
+@pytest.mark.parametrize(
+    ("of", "newest", "requeue", "is_asked"),
+    [
+        (None, None, None, False),
+        (submission(), None, None, False),
+        (ON_SLURM, None, False, True),
+        (ON_SLURM, last(), False, True),
+        (ON_SLURM, last(ended_at=60.0), False, False),
+        (ON_SLURM, last(ended_at=60.0), True, True),
+        (ON_SLURM, last(ended_at=60.0), None, True),  # a plan that can't be read
+        (ON_SLURM, last(ended_at=60.0, job_id="6"), False, True),  # of a resume beside it
+        (replace(ON_SLURM, after_attempt=1), last(ended_at=60.0), False, True),
+        (replace(ON_SLURM, after_attempt=1), last(2, ended_at=60.0), False, False),
+    ],
+)
+def test_a_job_is_asked_for_until_nothing_of_it_can_change(
+    tmp_path: Path, of, newest: Attempt | None, requeue: bool | None, is_asked: bool
+) -> None:
+    plan = make_plan(tmp_path)
+    if requeue is not None:
+        plan = replace(plan, job=replace(plan.job, requeue=requeue))
+        write_plan(plan)
+    reader = StatusReader(TrialFiles(Path(plan.trial_dir)))
+    reader._submission = lambda: of  # type: ignore[method-assign]
+    reader.last_attempt = lambda: newest  # type: ignore[method-assign]
+    assert reader.unsettled_job() == (of if is_asked else None)
+    unplanned = replace(plan, job=None)
+    reader._plan = unplanned
+    if of is ON_SLURM:
+        assert reader._unsettled(of, newest) is of
+
+
+class Board:
+    """Knows the states of jobs, and notes what it is asked."""
+
+    problems = ("sacct is slow",)
+
+    def __init__(self, **states: JobState) -> None:
+        self.jobs = {
+            name[1:]: JobInfo(job_id=name[1:], state=state, doubt="?" if name == "j5" else "")
+            for name, state in states.items()
+        }
+        self.asked = list[tuple[str, float, bool | None]]()
+        self.expected = list[Submission]()
+
+    def job(self, of: Submission, *, news_at: float, accounting: bool | None) -> JobInfo | None:
+        self.asked.append((of.job_id, news_at, accounting))
+        return self.jobs.get(of.job_id)
+
+    def expect(self, submissions: list[Submission]) -> None:
+        self.expected = submissions
+
+
+RUNS, WAITS, FAILED, GONE = JobState.RUNNING, JobState.WAITING, JobState.FAILED, JobState.GONE
+
+
+@pytest.mark.parametrize(
+    ("newest", "states", "found", "asked"),
+    [
+        (None, {"j7": RUNS}, ("7", RUNS), [("7", 0.0)]),
+        (None, {}, None, [("7", 0.0)]),
+        (last(), {"j7": FAILED}, ("7", FAILED), [("7", 50.0)]),
+        (last(ended_at=60.0), {"j7": WAITS}, ("7", WAITS), [("7", 60.0)]),
+        (last(ended_at=40.0), {"j7": WAITS}, ("7", WAITS), [("7", 50.0)]),
+        # Job 6 holds the attempt, 7 was handed over beside it.
+        (last(job_id="6"), {"j6": RUNS, "j7": WAITS}, ("6", RUNS), [("6", 50.0)]),
+        (last(job_id="6"), {"j6": FAILED, "j7": WAITS}, ("7", WAITS), [("6", 50.0), ("7", 50.0)]),
+        (last(job_id="6"), {"j7": WAITS}, ("7", WAITS), [("6", 50.0), ("7", 50.0)]),
+        (last(job_id="6"), {"j6": FAILED, "j7": GONE}, ("6", FAILED), [("6", 50.0), ("7", 50.0)]),
+        (last(job_id="6"), {"j6": FAILED}, ("6", FAILED), [("6", 50.0), ("7", 50.0)]),
+        # A user has said of both that they have ended; of 5 Slurm shows perhaps another's.
+        (last(job_id="5"), {"j5": RUNS}, ("5", GONE), [("5", 50.0)]),
+        (last(job_id="4"), {"j4": RUNS}, ("4", RUNS), [("4", 50.0)]),
+    ],
+)
+def test_the_job_that_counts(files: TrialFiles, newest, states, found, asked) -> None:
+    board = Board(**states)
+    reader = StatusReader(files, board=board)  # type: ignore[arg-type]
+    reader._plan, reader.notes = reader.summary, []
+    write_record(files.assumed_end, assumed(newest.record.job_id if newest else "", at=9.0))
+    job = reader._job(ON_SLURM, newest)
+    assert (job and (job.job_id, job.state)) == found
+    accounting = reader.summary.cluster.slurm.accounting
+    assert board.asked == [(job_id, at, accounting) for job_id, at in asked]
+    assert reader.notes == ["sacct is slow"]
+    reader._plan = None
+    reader._job(ON_SLURM, newest)
+    assert board.asked[-1][2] is None
+    assert reader._job(None, newest) is None
+
+
+def test_many_trials_are_read_with_one_question(tmp_path, monkeypatch) -> None:
+    trials, board = [TrialFiles(tmp_path / name) for name in "abc"], Board()
+    submissions = (ON_SLURM, submission(), replace(ON_SLURM, job_id="8"))
+    for files, record in zip(trials, submissions, strict=True):
+        files.submission.parent.mkdir(parents=True)
+        write_record(files.submission, record)
+    monkeypatch.setattr(status, "JobBoard", lambda: board)
+    assert [Path(view.folder).name for view in status.trial_views(trials)] == ["a", "b", "c"]
+    assert [s.job_id for s in board.expected] == ["7", "8"]
+    assert [job_id for job_id, *_ in board.asked] == ["7", "8"]
+
+
+def test_what_the_folder_tells_without_a_store(files: TrialFiles, monkeypatch) -> None:
+    reader, of = StatusReader(files), files.attempt(1)
+    of.root.mkdir(parents=True)
+
+    def known(phase: str = "", step: int | None = None, at: float = 0.0) -> tuple[object, ...]:
+        if step is not None:
+            folder = files.root / "prepare" / phase if phase else files.root
+            rows = TrialFiles.phase(folder).rows_of(1).metrics
+            rows.parent.mkdir(parents=True, exist_ok=True)
+            rows.write_text(json.dumps({"step": step}) if step else "{}")
+            os.utime(rows, (at, at))
+        found = reader._last_known(of)
+        return found.has_begun, found.step, found.at, found.phase
+
+    assert known() == (False, 0, 0.0, "")
+    write_record(of.resumed("sft"), Resumed(attempt=1, phase="sft", step=0))
+    assert known() == (True, 0, 0.0, "")
+    assert known("sft", 5, 10.0) == (True, 5, 10.0, "sft")
+    assert known("", 0, 20.0) == (True, 5, 10.0, "sft")  # no step of it yet
+    assert known("", 2, 20.0) == (True, 2, 20.0, "")
+    assert known("", 2, 9.0) == (True, 5, 10.0, "sft")
+    reader._last_progress = Progress(
+        attempt=1, phase="main", step=3, total_steps=9, updated_at=15.0
+    )
+    assert known() == (True, 3, 15.0, "main")
+    assert known("", 4, 15.5) == (True, 4, 15.5, "")
+    reader._last_progress = replace(reader._last_progress, attempt=2)
+    assert known("", 2, 9.0) == (True, 5, 10.0, "sft")
 
 
 # ---- how much is asked ----------------------------------------------------------------------
