@@ -11,7 +11,7 @@ import golden
 import pytest
 
 from experiments.ppo_math import ppo_math
-from launcher.plan import memory_advice, plan_search, time_predictions
+from launcher.plan import memory_advice, memory_check, plan_search, time_predictions
 from launcher.plan import resolve as resolving
 from launcher.plan.memory_check import (
     ServerGroup,
@@ -125,17 +125,34 @@ def test_workers_that_fit_and_that_do_not() -> None:
     golden.check(["  ".join(row) for row in memory_rows(groups)])
 
 
-def test_an_evaluator_with_a_gpu_is_counted_as_one(file_root: Path) -> None:
+def test_an_evaluator_with_a_gpu_is_counted_as_one(file_root: Path, monkeypatch) -> None:
     plan = make_plan("ppo-math", ["auto_eval=true", "exp_ctrl.save_freq_steps=1"])
     *made, phase = plan.phases
     task = phase.scheduling.evaluator
     assert servers_of_plan(plan)["main"] == []
-    task = replace(task, count=3, scheduling=replace(task.scheduling, gpu=1))
+    task = replace(task, count=3, scheduling=replace(task.scheduling, gpu=1, partition="g"))
     phase = replace(phase, scheduling=replace(phase.scheduling, evaluator=task))
     (found,) = servers_of_plan(replace(plan, phases=(*made, phase)))["main"]
     assert (found.kind, found.count, found.usable) == (WorkerType.EVALUATOR, 3, None)
     assert found.memory == memory_of_evaluator(phase.config, model_made_before(plan))
     assert found.host_limit == task.scheduling.mem * MiB
+    # A server is given the room that it may use.
+    plan = make_plan("ppo-math-async", ())
+    *made, phase = plan.phases
+    given = list[tuple[float | None, object]]()
+    monkeypatch.setattr(
+        memory_check, "memory_of_server", lambda config, *of: given.append(of) or found.memory
+    )
+    task = phase.scheduling.generation_server
+    for partition in ("g", "gone"):
+        scheduling = replace(task.scheduling, gpu=1, partition=partition)
+        group = replace(task, scheduling=scheduling)
+        here = replace(phase, scheduling=replace(phase.scheduling, generation_server=group))
+        site = {"g": PartitionSpec(gpus=1, gpu_memory_gib=10)}
+        cluster = replace(plan.cluster, partitions=site)
+        (server,) = servers_of_plan(replace(plan, phases=(*made, here), cluster=cluster))["main"]
+        assert (server.kind, server.memory) == (WorkerType.GENERATION_SERVER, found.memory)
+    assert given == [(ROOM, model_made_before(plan)), (None, model_made_before(plan))]
 
 
 @pytest.mark.parametrize(
@@ -169,6 +186,35 @@ def test_a_copy_of_its_own_for_generation(workers: int, parallel: str | None, ch
     experiment.placement.allocation = "actor_gen:d8t1p1"
     assert list(memory_advice._own_copy(experiment, config)) == []
     assert list(memory_advice._own_copy(Parts(), config)) == []
+
+
+@pytest.mark.parametrize(
+    ("tokens", "cache", "told"),
+    [
+        (None, None, ["tokens", "tokens"]),
+        (1 << 30, 1 << 30, ["tokens", "tokens", "cache", "cache"]),
+        ("answer", "answer", []),
+        (1, 1, []),
+    ],
+)
+def test_micro_batches_and_caches_are_proposed_as_long_as_an_answer(tokens, cache, told) -> None:
+    experiment = ppo_math()
+    config = experiment.initial_setup()
+    answer = -(-memory_advice.step_sizes(config).length // memory_advice._ROUND)
+    answer *= memory_advice._ROUND
+    sizes = {
+        "max_tokens_per_mb": answer if tokens == "answer" else tokens,
+        "max_cache_tokens": answer if cache == "answer" else cache,
+    }
+    changed = {role: replace(getattr(experiment, role), **sizes) for role in ("actor", "critic")}
+    found = [
+        change
+        for candidate in memory_advice.candidates(replace(experiment, **changed), config)
+        for change in candidate
+        if "max_" in change.path and change.path.partition(".")[0] in changed
+    ]
+    assert [change.path.partition("_")[2].partition("_")[0] for change in found] == told
+    assert {change.value for change in found} <= {answer}
 
 
 # ---- lines of a phase ----------------------------------------------------------------------------
@@ -205,12 +251,18 @@ def test_the_lines_of_rollout() -> None:
 
 
 def prediction(**more: object) -> Prediction:
-    """A step of 12 s: 3 s on worker 0, then 9 s and nothing on both; worker 1 is idle for 3."""
-    parents = {"a": frozenset[str](), "b": frozenset({"a"}), "c": frozenset({"b"})}
+    """A step of 12.5 s: 3 s on worker 0, 9 s on both, then nothing and 0.5 s on worker 0."""
+    parents = {
+        "a": frozenset[str](),
+        "b": frozenset({"a"}),
+        "c": frozenset({"b"}),
+        "d": frozenset({"c"}),
+    }
     works = (
         CallWork(call="a", workers=(0,), seconds=3.0),
         CallWork(call="b", workers=(0, 1), seconds=9.0),
         CallWork(call="c", workers=(0,), seconds=0.0),
+        CallWork(call="d", workers=(0,), seconds=0.5),
     )
     timeline = simulate(works, parents, num_workers=2)
     return Prediction(
@@ -226,8 +278,8 @@ SERVED = Parts(servers=2, gpus=1, overlaps=True)
 PREDICTIONS = {
     "no servers": prediction(),
     "slower servers": prediction(served=SERVED, served_s=24.0),
-    "as fast": prediction(served=SERVED, served_s=12.0),
-    "in turn": prediction(served=Parts(servers=2, gpus=1, overlaps=False), served_s=12.0),
+    "as fast": prediction(served=SERVED, served_s=12.5),
+    "in turn": prediction(served=Parts(servers=2, gpus=1, overlaps=False), served_s=12.5),
     "measured": prediction(served=SERVED, is_measured=True),
     "on CPUs": prediction(served=Parts(servers=2, gpus=0, overlaps=True)),
     "not known": prediction(served=SERVED),
@@ -276,9 +328,14 @@ def test_the_device_of_a_site(wanted, default, named, found) -> None:
         assert time_predictions.gpus_per_node(plan) == time_predictions.GPUS_PER_NODE
 
 
-def test_a_plan_whose_sizes_are_not_known_has_no_formulas(file_root: Path) -> None:
+def test_a_plan_whose_sizes_are_not_known_has_no_formulas(file_root: Path, monkeypatch) -> None:
     plan = make_plan("ppo-math", ())
     found = place_experiment(plan)
+    monkeypatch.setattr(time_predictions, "_measured_trials", lambda plan: ["t"])
+    similar = list[str]()
+    monkeypatch.setattr(
+        time_predictions, "_similar_profiles", lambda plan, *of: similar.append(of[1].name) or ()
+    )
     costs = [
         time_predictions.costs_for(plan, replace(found, unknown=unknown), device=device)
         for unknown, device in (({}, "h100"), ({"actor": "why"}, "h100"), ({}, None))
@@ -288,6 +345,7 @@ def test_a_plan_whose_sizes_are_not_known_has_no_formulas(file_root: Path) -> No
         None,
         None,
     ]
+    assert similar == ["cpu"]  # not where a device is named
 
 
 # ---- the search ----------------------------------------------------------------------------------
