@@ -7,6 +7,7 @@ import random
 import time
 from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace as Parts
 
 import golden
 import pytest
@@ -21,6 +22,7 @@ from realsys.api.model import (
 )
 from realsys.planner.allocation import CallAllocation
 from realsys.planner.meshes import Degrees, is_equivalent, layouts, meshes, places
+from realsys.planner.search import branch_and_bound
 from realsys.planner.search.branch_and_bound import BranchAndBound
 from realsys.planner.search.plan_evaluator import PlanEvaluator
 from realsys.planner.search.search import Limits, options_of, search
@@ -147,6 +149,27 @@ def test_four_workers_three_calls_the_optimum_is_found(seed: int) -> None:
     plan, complete = BranchAndBound(evaluator, lambda plan: plan[0] > 3).run(None, until=math.inf)
     fitting = (p for p in product(*(range(len(o)) for o in options)) if p[0] > 3)
     assert evaluator.step_s(plan or ()) == pytest.approx(min(map(evaluator.step_s, fitting)))
+
+
+def test_calls_side_by_side_are_found_where_symmetry_is_left_out(monkeypatch) -> None:
+    """Three of 4 s beside one another: none may be on the worker of another."""
+    train = call("actor_train", "train_step", "actor", EXPERIENCE)
+    graph = build_graph([GEN, REW, REF, CRITIC, train], dataset_keys=["prompts"])
+    seconds = {"actor_gen": 1.0, "actor_train": 1.0}
+    costs = TableCosts(calls={(n.name, "*"): seconds.get(n.name, 4.0) for n in graph.nodes})
+    places_of = [places(4, Degrees(tensor=1, pipeline=1))] * 5
+    evaluator = PlanEvaluator(graph, costs, places_of, num_workers=4)
+    everywhere = [0] * 5
+    plan, complete = BranchAndBound(evaluator, lambda plan: True).run(None, until=math.inf)
+    assert (evaluator.step_s(plan or ()), complete) == (6.0, True)
+    plan, complete = BranchAndBound(evaluator, lambda plan: False).run(everywhere, until=math.inf)
+    assert (plan, complete) == (everywhere, True)
+    monkeypatch.setattr(branch_and_bound, "CHECK_EVERY", 3)
+    looks = list[int]()
+    monkeypatch.setattr(branch_and_bound, "time", Parts(monotonic=lambda: looks.append(1) or 9.0))
+    exact = BranchAndBound(evaluator, lambda plan: False)
+    assert exact.run(everywhere, until=8.0) == (everywhere, False)
+    assert (exact._visited, len(looks)) == (3, 1)
 
 
 def test_the_fast_judge_says_what_the_simulator_says() -> None:
