@@ -203,6 +203,9 @@ def test_what_readers_share_can_not_be_changed_and_is_tagged_in_the_log():
     shared = [Entry, Event, Compare, Put, PutKey, DeleteKey, GrantLease, EndLease]
     configs = [kind.__struct_config__ for kind in (*shared, keyspace.KeySpaceSnapshot)]
     assert [config.frozen for config in configs] == [True] * 9
+    named = (Entry, Event, keyspace.KeySpaceSnapshot)
+    kinds = {p.kind for kind in named for p in inspect.signature(kind).parameters.values()}
+    assert kinds == {inspect.Parameter.KEYWORD_ONLY}
     assert [c.tag for c in configs] == [None] * 4 + ["put", "delete", "grant", "end", None]
 
 
@@ -384,6 +387,10 @@ def test_a_damaged_or_removed_store_is_unavailable(tmp_path: Path):
     with golden.raises(StoreUnavailable):
         store.get(f"{ROOT}/a")
     for file in (root / "log").iterdir():
+        file.unlink()
+    with golden.raises(StoreUnavailable):
+        store.get(f"{ROOT}/a")
+    for file in (root / "snapshots").iterdir():
         file.unlink()
     with golden.raises(StoreUnavailable):
         store.get(f"{ROOT}/a")
