@@ -329,9 +329,15 @@ def test_a_file_where_the_store_should_be_is_a_note(plan: LaunchPlan, files: Tri
     assert view.notes
 
 
-def test_an_empty_folder_is_unknown(tmp_path: Path) -> None:
-    view = trial_view(TrialFiles(tmp_path / "exp" / "run9"))
+def test_an_empty_folder_is_unknown_and_one_with_a_plan_has_its_name(
+    files: TrialFiles, tmp_path: Path
+) -> None:
+    empty = TrialFiles(tmp_path / "exp" / "run9")
+    view = trial_view(empty)
     assert (view.state, view.trial) == (State.UNKNOWN, "exp/run9")
+    files.root.rename(empty.root.parent.parent / "run9")
+    view = trial_view(TrialFiles(empty.root.parent.parent / "run9"))
+    assert (view.state, view.trial) == (State.PLANNED, "ppo-math/run1")
 
 
 def test_the_last_metrics_survive_a_torn_line(files: TrialFiles) -> None:
