@@ -426,7 +426,7 @@ def test_without_locks_one_writer_still_wins(tmp_path: Path, monkeypatch, number
 
     def contend(store: FileStore) -> None:
         start.wait()
-        for i in range(50):
+        for i in range(15):
             try:
                 store.add(f"{ROOT}/k{i}", b"x")
                 winners.append(i)
@@ -434,9 +434,9 @@ def test_without_locks_one_writer_still_wins(tmp_path: Path, monkeypatch, number
                 pass
 
     run_threads([lambda s=s: contend(s) for s in stores], start)
-    assert sorted(winners) == list(range(50))
+    assert sorted(winners) == list(range(15))
     for store in stores:
-        assert store.revision() == 50
+        assert store.revision() == 15
         store.close()
 
 
@@ -601,8 +601,9 @@ def test_a_commit_whose_answer_was_lost_is_ours(tmp_path: Path, monkeypatch):
     store.close()
 
 
-@pytest.mark.parametrize("inotify", [True, False])
-@pytest.mark.parametrize("file_system", ["ext4", "lustre", "nfs4"])
+@pytest.mark.parametrize(
+    ("file_system", "inotify"), [("ext4", True), ("lustre", True), ("nfs4", False)]
+)
 def test_watches_and_reads_see_what_others_write(
     tmp_path: Path, monkeypatch, file_system: str, inotify: bool
 ):
@@ -611,7 +612,7 @@ def test_watches_and_reads_see_what_others_write(
         monkeypatch.setattr(folder_changes, "_watch", lambda *args: -1)
     reader, writer = FileStore(tmp_path / "store"), FileStore(tmp_path / "store")
     with reader.watch(ROOT) as watch:
-        assert watch.poll(0.3) == []
+        assert watch.poll(0.05) == []
         for i in range(5):
             writer.add(f"{ROOT}/k{i}", b"x")
             assert [event.key for event in watch.poll(60)] == [f"{ROOT}/k{i}"]

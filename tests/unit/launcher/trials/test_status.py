@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import socket
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +16,8 @@ from stand_in_slurm import make_plan, write_plan
 
 from launcher.cli.tables import print_status
 from launcher.slurm.query.job_query import JobInfo
-from launcher.terminal import output
 from launcher.trials import status
 from launcher.trials.explain import explain
-from launcher.trials.render import picture
 from launcher.trials.status import StatusReader, trial_view
 from launcher.trials.submission import Submission
 from launcher.trials.trial_view import Records, view_of
@@ -376,9 +373,6 @@ def test_a_worker_that_was_started_again_says_how_often(
     assert "restarted 2 times" in table[0]
     told = [line for line in explain(view) if "restarted" in line]
     golden.check(told)
-    screen = output.console(sys.stdout)
-    screen.print(picture(view, []))
-    assert "restarted 2 times" in capsys.readouterr().out
     files.attempt(1).restarts.write_text("no json\n{}\n")
     assert [note for note in trial_view(files).notes if "damaged" in note]
 
