@@ -241,6 +241,14 @@ def test_rules_and_what_waits_for_one_another() -> None:
     found = [some.together(call(kind), at("d2t1p1")) for kind in ("generate", "inference")]
     assert found == [True, False]
     assert TableCosts(calls={}).together(call("inference"), at("d2t1p1"))
+    place, told = at("d1t1p1"), {"actor": 3.0}
+    for table, seconds in (
+        (TableCosts(calls={}), 0),
+        (replace(some, realloc=told, offload=told, fetch=3.0), 3),
+    ):
+        assert table.realloc_s("actor", place, place) == table.offload_s("actor", place) == seconds
+        assert table.fetch_s(call("inference"), place, {}) == seconds
+        assert table.realloc_s("ref", place, place) == table.offload_s("ref", place) == 0
 
 
 def test_figures_of_the_data_sheets_and_defaults() -> None:
