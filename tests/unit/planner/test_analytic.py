@@ -21,7 +21,13 @@ from realsys.planner.gpu_models import DEVICES, Device, Efficiency, device_of
 from realsys.planner.meshes import Degrees
 from realsys.planner.placed import RoleModel, Workload
 from realsys.planner.time import analytic
-from realsys.planner.time.analytic import AnalyticCosts, decode_flops, forward_flops
+from realsys.planner.time.analytic import (
+    AnalyticCosts,
+    bytes_to_receive,
+    decode_flops,
+    forward_flops,
+    matmul_weights,
+)
 from realsys.planner.time.costs import TableCosts
 from realsys.planner.time.simulated_timeline import Overheads
 
@@ -114,6 +120,7 @@ def flops(tokens: float) -> float:
         (MODEL, "d2t1p1", LINK, 0),
         # Weights are gathered for each micro-batch.
         (SHARDED, "d2t1p1", LINK, 8 * 2 * W / 2),
+        (SHARDED, "d4t1p1", LINK, 4 * 2 * W * 3 / 4),
         (SHARDED, "d2t2p1", LINK, 8 * 2 * W / 4 + 2 * 4 * 1024),
         (SHARDED, "d4t1p1", LATENCY, 4),
         (SHARDED, "d1t1p1", LATENCY, 0),
@@ -127,6 +134,8 @@ def test_a_pass(model: RoleModel, degrees: str, rates: dict, seconds: float) -> 
 def test_in_pieces_and_in_float32(monkeypatch) -> None:
     monkeypatch.setattr(analytic, "FSDP_WHOLE_BYTES", W)
     assert costs(SHARDED, LATENCY).call_s(call("inference"), at("d2t1p1")) == 8
+    whole = 4 * (3 * 4 * W / 2 + N / 2 * (4 + 2)) * 2
+    assert costs(SHARDED, LINK).call_s(call("train_step"), at("d2t1p1")) == pytest.approx(whole)
     monkeypatch.setattr(analytic, "FSDP_WHOLE_BYTES", W - 1)
     assert costs(SHARDED, LATENCY).call_s(call("inference"), at("d2t1p1")) == 8 * 4
     # Gradients are reduced in each of four micro-batches of an update, and weights gathered.
@@ -174,6 +183,7 @@ CACHE = 2 * 4 * 4 * 2  # of a token: key and value of four layers, four numbers 
         (MODEL, "d1t1p1", LAUNCH, 12 * 4),
         (MODEL, "d1t1p1", MEMORY, 12 * 2 * (W + 8 * 10 * CACHE)),
         (MODEL, "d2t2p1", MEMORY, 12 * 2 * (W + 2 * 10 * CACHE)),
+        (MODEL, "d2t1p1", LINK, W),
         (MODEL, "d2t2p1", LINK, 2 * W * 3 / 4),  # the parts that others have
         (MODEL, "d1t1p1", LINK, 0),
         (FROZEN, "d2t2p1", LINK, 0),
@@ -188,10 +198,11 @@ def test_a_generation(model: RoleModel, degrees: str, rates: dict, seconds: floa
 def test_generation_of_nothing_takes_a_step_and_servers_take_waves() -> None:
     none = replace(costs(MODEL, LAUNCH), workload=replace(WORK, answer_tokens=0))
     assert none.call_s(call("generate"), at("d1t1p1")) == 4
-    made = costs(FROZEN, COMPUTE)
-    for rows, seconds in ((None, 8), (0, 8), (9, 8), (4, 2 * 4), (3, 8 / 3 * 3)):
+    made = costs(FROZEN, LAUNCH)  # 48 s a wave
+    for rows, waves in ((None, 1), (0, 1), (9, 1), (8, 1), (4, 2), (3, 8 / 3)):
         found = made.served_s(FROZEN, servers=1, gpus=0, most_rows=rows)
-        assert found == pytest.approx(2 * generation_flops(1) / 1 * seconds)
+        assert found == pytest.approx(48 * waves)
+    made = costs(FROZEN, COMPUTE)
     pair = made.served_s(FROZEN, servers=2, gpus=2, most_rows=None)
     assert pair == pytest.approx(generation_flops(4))
 
@@ -215,9 +226,13 @@ def test_moves() -> None:
         latency = float(moved > 0)
         assert costs(model, LATENCY).realloc_s("actor", source, target) == latency
     assert costs(MODEL, NETWORK).realloc_s("actor", there, far) == 2 * W
-    bus = {"host_bandwidth": 1.0}
-    assert costs(MODEL, bus).offload_s("actor", at("d2t2p1")) == N * (2 + 12) / 4
-    assert replace(costs(MODEL, bus), trained=frozenset()).offload_s("actor", here) == N
+    # Where copies meet on one worker, it is taken to hold a half of what it needs.
+    parts = at("d1t2p1"), at("d1t2p1", first=1)
+    assert bytes_to_receive(8.0, *parts, sharded=False) == {1: 2.0, 2: 4.0}
+    assert matmul_weights(SHAPE.as_critic())[1] == SHAPE.hidden_size
+    bus = {"host_bandwidth": 0.5}
+    assert costs(MODEL, bus).offload_s("actor", at("d2t2p1")) == 2 * N * (2 + 12) / 4
+    assert replace(costs(MODEL, bus), trained=frozenset()).offload_s("actor", here) == 2 * N
     assert costs(MODEL, bus).offload_s("rule", here) == 0
 
 
@@ -242,10 +257,8 @@ def test_rules_and_what_waits_for_one_another() -> None:
     assert found == [True, False]
     assert TableCosts(calls={}).together(call("inference"), at("d2t1p1"))
     place, told = at("d1t1p1"), {"actor": 3.0}
-    for table, seconds in (
-        (TableCosts(calls={}), 0),
-        (replace(some, realloc=told, offload=told, fetch=3.0), 3),
-    ):
+    full = replace(some, realloc=told, offload=told, fetch=3.0)
+    for table, seconds in ((TableCosts(calls={}), 0), (full, 3)):
         assert table.realloc_s("actor", place, place) == table.offload_s("actor", place) == seconds
         assert table.fetch_s(call("inference"), place, {}) == seconds
         assert table.realloc_s("ref", place, place) == table.offload_s("ref", place) == 0

@@ -95,7 +95,13 @@ MIXED = {"sources": {"a": {"max_prompt_len": 50}, "b": {}}}
     ("args", "data", "trains", "sizes", "work"),
     [
         ({}, {}, True, (12, 2048, 2048, 1, 1), (12, 64, 256, 1, 1)),
-        ({"group_size": 4}, DATA, False, (48, 30, 2048, 1, 4), (48, 15, 256, 1, 1)),
+        (
+            {"group_size": 4, "ppo_epochs": 3},
+            DATA,
+            False,
+            (48, 30, 2048, 1, 4),
+            (48, 15, 256, 1, 1),
+        ),
         (
             {"gen": {"max_new_tokens": 7}, "ppo_n_minibatches": 4, "ppo_epochs": 2},
             DATA,
@@ -109,7 +115,10 @@ MIXED = {"sources": {"a": {"max_prompt_len": 50}, "b": {}}}
 def test_the_size_of_a_step(args: dict, data: dict, trains: bool, sizes, work) -> None:
     first = call("a", "train_step" if trains else "inference", args=args)
     later = call("b", args={"group_size": 99} if "group_size" in args else {})
-    worker = Parts(datasets=[Parts(args=data)] if data else [])
+    shorter = {name: n - 9 for name, n in data.items() if name == "max_prompt_len"}
+    worker = Parts(
+        datasets=[Parts(args=data), Parts(args=shorter)] if shorter else [Parts(args=data)]
+    )
     config = Parts(model_rpcs=[first, later], model_worker=[worker], rollout_worker=[])
     found = memory.step_sizes(config)
     assert (
@@ -172,6 +181,7 @@ ADAPTED = RoleModel(shape=TINY, backend="megatron", adapters=True)
         (RoleModel(shape=TINY), "inference", "d4t1p1", None),
         (RoleModel(shape=TINY), "inference", "d5t1p1", "too few"),
         (ADAPTED, "train_step", "d1t2p1", "adapters"),
+        (ADAPTED, "train_step", "d1t2p2", "adapters"),
         (ADAPTED, "train_step", "d2t1p1", None),
         (replace(ADAPTED, backend="fsdp"), "inference", "d1t2p1", "adapters"),
         (replace(ADAPTED, adapters=False), "train_step", "d1t2p1", None),
@@ -184,6 +194,12 @@ def test_a_place_that_is_refused(model, kind: str, degrees: str, words: str | No
     found = Parts(roles={"actor": model} if model else {}, workload=work)
     said = placed.refusal(found, call("a", kind, min_n_seqs_per_pass=3), place)
     assert (words in said) if words and said else said == words
+
+
+def test_what_runs_ahead() -> None:
+    graph = Parts(sources=[call("gen", "generate"), call("inf")])
+    assert placed.calls_ahead(graph, max_staleness=0) == ()
+    assert placed.calls_ahead(graph, max_staleness=1) == ("gen",)
 
 
 def test_the_axes_that_a_backend_cuts_along() -> None:
