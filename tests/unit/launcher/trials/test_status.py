@@ -20,7 +20,7 @@ from launcher.trials import status
 from launcher.trials.explain import explain
 from launcher.trials.status import StatusReader, trial_view
 from launcher.trials.submission import Submission
-from launcher.trials.trial_view import Records, view_of
+from launcher.trials.trial_view import KnownProgress, Records, _is_requeued, view_of
 from realsys.api.errors import KeyNotFound
 from realsys.api.plan import LaunchPlan, plan_text
 from realsys.name_resolve.key_table import TrialKeys
@@ -38,6 +38,7 @@ from realsys.trial.records import (
     Resumed,
     StopRequest,
     TrialFiles,
+    TrialRecord,
     WorkerRecord,
     WorkerStatus,
     dumps,
@@ -51,6 +52,9 @@ HOST, PID = socket.gethostname(), os.getpid()
 START = process_start(PID) or 0
 ALIVE, DEAD, NONE, UNKNOWN = Liveness.ALIVE, Liveness.DEAD, Liveness.NONE, Liveness.UNKNOWN
 YES_NO = (False, True)
+ON_SLURM = Submission(
+    job_id="7", scheduler="slurm", job_ids=("7",), host=HOST, after_attempt=0, at=5.0
+)
 ALL_FACTS = [
     TrialFacts(
         planned=planned,
@@ -250,6 +254,157 @@ def test_a_worker_is_what_its_records_and_its_process_say(
     assert [w.worker for w in view.workers] == ["model_worker/0", "master_worker/0"]
 
 
+def test_a_view_has_each_record_and_what_is_absent_is_empty(plan: LaunchPlan) -> None:
+    marker = ExitMarker(result=Result.COMPLETED, attempt=3, ended_at=90.0, phase="sft", step=7)
+    name = "model_worker/0"
+    status = WorkerStatus(
+        state="done", mfc="m", step=3, since=990.0, reason="r", waits_for="w", stalled_s=2.0
+    )
+    full = {
+        "attempt": replace(attempt(3), started_at=50.0),
+        "supervisor": DEAD,
+        "exit": marker,
+        "record": TrialRecord(
+            experiment_name="e",
+            trial_name="run",
+            user="me",
+            cluster="local",
+            plan_hash="0",
+            created_at=40.0,
+            launch_host="n1",
+        ),
+        "submission": replace(ON_SLURM, after_attempt=1),
+        "statuses": {name: replace(status, stalled_where="there")},
+        "heartbeats": {name: 4.0},
+        "metrics": {"step": 7},
+        "notes": ("a note",),
+    }
+    view = view_of(records(plan, **full))
+    assert (view.attempt, view.host, view.supervisor_pid) == (3, HOST, PID)
+    assert (view.created_at, view.started_at, view.ended_at) == (40.0, 50.0, 90.0)
+    assert (view.phase, view.step, view.total_steps, view.job_ids) == ("sft", 7, 0, ("7",))
+    assert (view.metrics, view.notes, view.exit, view.changes) == (
+        {"step": 7},
+        ("a note",),
+        marker,
+        (),
+    )
+    worker, master = view.workers
+    assert (worker.mfc, worker.step, worker.seconds_in_state, worker.reason) == ("m", 3, 10.0, "r")
+    assert (worker.waits_for, worker.stalled_s, worker.stalled_where) == ("w", 2.0, "there")
+    assert (worker.heartbeat_age_s, worker.has_log, master.has_log) == (4.0, True, False)
+    assert (worker.state, master.state) == ("done", "done")
+    ended = replace(marker, result=Result.FAILED)
+    assert view_of(records(plan, **{**full, "exit": ended})).workers[1].state == "ended"
+    bare = view_of(records(plan))
+    assert (bare.attempt, bare.host, bare.supervisor_pid, bare.step) == (0, "", None, 0)
+    assert (bare.created_at, bare.started_at, bare.ended_at, bare.known_at) == (None,) * 4
+    late = records(
+        plan, attempt=attempt(), supervisor=ALIVE, statuses={name: replace(status, since=2e9)}
+    )
+    worker, master = view_of(late).workers
+    assert (worker.seconds_in_state, master.seconds_in_state) == (0.0, None)
+    assert (master.mfc, master.step, master.reason, master.waits_for) == ("", 0, "", "")
+    assert (master.stalled_s, master.stalled_where) == (0.0, "")
+
+
+@pytest.mark.parametrize(
+    ("published", "progress", "known", "phase"),
+    [
+        ((), None, None, "sft"),
+        (("sft",), None, None, "main"),
+        (("sft", "main"), None, None, "sft"),
+        ((), "main", None, "main"),
+        ((), "gone", None, "sft"),
+        ((), None, KnownProgress(has_begun=True, step=2), "main"),
+        (("sft",), None, KnownProgress(has_begun=True, step=2, phase="sft"), "sft"),
+        (("sft",), None, KnownProgress(has_begun=True, phase="sft"), "main"),
+        ((), "main", KnownProgress(has_begun=True, step=2, phase="sft"), "main"),
+    ],
+)
+def test_the_phase_that_a_run_is_in(plan: LaunchPlan, published, progress, known, phase) -> None:
+    at = progress and Progress(attempt=1, phase=progress, step=1, total_steps=2)
+    of = {"attempt": attempt(), "supervisor": ALIVE, "published": frozenset(published)}
+    assert view_of(records(plan, **of, progress=at, known=known)).phase == phase
+
+
+HIDDEN = {"unread": "no store", "known": KnownProgress(has_begun=False)}
+FAR = replace(attempt(), host="n9")
+TOLD: dict[str, dict[str, object]] = {
+    "failed without a reason": {
+        "attempt": FAR,
+        "supervisor": DEAD,
+        "exit": ExitMarker(result=Result.FAILED, attempt=1, ended_at=1.0, phase="main"),
+        "plan_fix": "install it",
+    },
+    "completed": {
+        "attempt": FAR,
+        "supervisor": DEAD,
+        "exit": ExitMarker(result=Result.COMPLETED, attempt=1, ended_at=1.0, phase="main"),
+        "plan_fix": "install it",
+    },
+    "never began": {"submission": submission(), "submission_alive": DEAD, "batch_log": "/l"},
+    "grace is over": {
+        "attempt": FAR,
+        "supervisor": ALIVE,
+        "stop": StopRequest(grace_seconds=60, by="ann@n1", at=900.0, attempt=1),
+    },
+    "elsewhere": {"attempt": FAR, "supervisor": UNKNOWN},
+    "submitted elsewhere": {
+        "submission": replace(submission(), host="n8"),
+        "submission_alive": UNKNOWN,
+    },
+    "no records": {"plan": None},
+    "an attempt without a plan": {"plan": None, "attempt": FAR, "supervisor": UNKNOWN},
+    "a record that can't be read": {"unread_attempt": 2},
+    "hidden": {"attempt": FAR, "supervisor": ALIVE, **HIDDEN},
+    "hidden elsewhere": {"attempt": FAR, "supervisor": UNKNOWN, **HIDDEN},
+    "hidden, ahead of us": {
+        "attempt": FAR,
+        "supervisor": ALIVE,
+        **HIDDEN,
+        "known": KnownProgress(has_begun=True, step=3, at=1001.0, phase="sft"),
+    },
+    "hidden on Slurm": {
+        "submission": ON_SLURM,
+        "attempt": FAR,
+        "supervisor": UNKNOWN,
+        "job": JobInfo(job_id="7", state=JobState.GONE),
+        **HIDDEN,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", TOLD)
+def test_what_is_told_of_a_state(plan: LaunchPlan, what: str) -> None:
+    view = view_of(replace(records(plan, trial="e/run", folder="/x"), **TOLD[what]))  # type: ignore[arg-type]
+    golden.check(f"{view.state.value}: {view.reason} | {view.fix}")
+
+
+@pytest.mark.parametrize(
+    ("job", "requeued"),
+    [
+        (None, False),
+        ({"state": JobState.WAITING}, True),
+        ({"state": JobState.HELD}, True),
+        ({"state": JobState.RUNNING, "started_at": 9.0}, False),
+        ({"state": JobState.RUNNING, "started_at": 10.0}, False),
+        ({"state": JobState.RUNNING, "started_at": 11.0}, True),
+        ({"state": JobState.RUNNING}, False),
+        ({"state": JobState.FAILED, "started_at": 11.0}, False),
+        ({"state": JobState.FAILED, "restarts": 3}, True),
+        ({"state": JobState.FAILED, "restarts": 2}, False),
+        ({"state": JobState.FAILED, "restarts": 3, "job_id": "8"}, False),
+    ],
+)
+def test_a_job_that_runs_again_after_an_attempt(plan: LaunchPlan, job, requeued: bool) -> None:
+    marker = ExitMarker(result=Result.STOPPED, attempt=1, ended_at=10.0, phase="main")
+    of = replace(attempt(), job_id="7", restart_count=2)
+    info = job and JobInfo(**{"job_id": "7", **job})
+    assert _is_requeued(records(plan, attempt=of, exit=marker, job=info)) is requeued
+    assert _is_requeued(records(plan, attempt=of, job=info)) is False
+
+
 # ---- reading --------------------------------------------------------------------------------
 
 
@@ -383,9 +538,6 @@ HERE, THERE, REBOOTED = (
     this_machine(),
     replace(this_machine(), boot="other", machine="other"),
     replace(this_machine(), boot="other"),
-)
-ON_SLURM = Submission(
-    job_id="7", scheduler="slurm", job_ids=("7",), host=HOST, after_attempt=0, at=5.0
 )
 
 
@@ -595,6 +747,23 @@ def test_what_the_folder_tells_without_a_store(files: TrialFiles, monkeypatch) -
     assert known("", 4, 15.5) == (True, 4, 15.5, "")
     reader._last_progress = replace(reader._last_progress, attempt=2)
     assert known("", 2, 9.0) == (True, 5, 10.0, "sft")
+
+
+def test_who_watches_keeps_the_last_progress_while_the_store_is_away(files: TrialFiles) -> None:
+    write_record(files.attempt(1).record, attempt())
+    reader = StatusReader(files)
+    progress = Progress(attempt=1, phase="main", step=3, total_steps=9, updated_at=15.0)
+
+    def away(kind: type, name: str) -> None:
+        reader.unread = "no store"
+
+    reader._value = lambda kind, name: progress if kind is Progress else None  # type: ignore[method-assign]
+    assert (reader.records().progress, reader.records().known) == (progress, None)
+    reader._value = away  # type: ignore[method-assign]
+    for _ in range(2):
+        found = reader.records()
+        assert (found.progress, found.unread) == (progress, "no store")
+        assert found.known == KnownProgress(has_begun=True, step=3, at=15.0, phase="main")
 
 
 # ---- how much is asked ----------------------------------------------------------------------
