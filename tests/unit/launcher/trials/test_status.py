@@ -131,20 +131,29 @@ def submission(after: int = 0, *, pid: int = PID, start: int = START) -> Submiss
     return Submission(job_id="1", host=HOST, pid=pid, start=start, after_attempt=after, at=1.0)
 
 
-@pytest.fixture
-def plan(tmp_path: Path) -> LaunchPlan:
+def plan_at(root: Path) -> LaunchPlan:
     from launcher.plan.resolve import resolve
     from realsys.api import registry
     from realsys.api.cluster import ClusterSpec
 
-    root = str(tmp_path)
     return resolve(
         "ppo-math",
         registry.make_experiment("ppo-math"),
-        cluster=ClusterSpec(file_root=root, name_resolve=f"file://{root}/name_resolve"),
+        cluster=ClusterSpec(file_root=str(root), name_resolve=f"file://{root}/name_resolve"),
         trial_name="run1",
         user="me",
     )
+
+
+@pytest.fixture(scope="module")
+def resolved(tmp_path_factory: pytest.TempPathFactory) -> LaunchPlan:
+    return plan_at(tmp_path_factory.mktemp("root"))
+
+
+@pytest.fixture
+def plan(request: pytest.FixtureRequest, resolved: LaunchPlan, tmp_path: Path) -> LaunchPlan:
+    """Of a root of the test's own where it writes files."""
+    return plan_at(tmp_path) if "files" in request.fixturenames else resolved
 
 
 def records(plan: LaunchPlan, **changes: object) -> Records:
@@ -560,8 +569,9 @@ def assumed(job_id: str = "1", at: float = 1.0) -> AssumedEnd:
     ],
 )
 def test_whether_the_process_of_a_submission_lives(
-    files: TrialFiles, of: Submission | None, end: AssumedEnd | None, alive: Liveness
+    tmp_path: Path, of: Submission | None, end: AssumedEnd | None, alive: Liveness
 ) -> None:
+    files = TrialFiles(tmp_path)
     for path, record in ((files.submission, of), (files.assumed_end, end)):
         path.parent.mkdir(exist_ok=True)
         if record is not None:
@@ -587,8 +597,9 @@ def test_whether_the_process_of_a_submission_lives(
     ],
 )
 def test_leases_count_more_than_a_supervisor_that_is_not_seen(
-    files: TrialFiles, supervisor, host, machine, registered, end, found
+    tmp_path: Path, supervisor, host, machine, registered, end, found
 ) -> None:
+    files = TrialFiles(tmp_path)
     if end is not None:
         write_record(files.assumed_end, end)
     workers = {
@@ -602,9 +613,10 @@ def test_leases_count_more_than_a_supervisor_that_is_not_seen(
 @pytest.mark.parametrize(
     ("machine", "host", "alive"), [(HERE, HOST, ALIVE), (THERE, HOST, UNKNOWN), (THERE, "n", ALIVE)]
 )
-def test_a_worker_beside_its_supervisor_is_of_its_machine(files, machine, host, alive) -> None:
+def test_a_worker_beside_its_supervisor_is_of_its_machine(machine, host, alive) -> None:
     record = WorkerRecord(worker="m/0", host=HOST, pid=PID, start=START, attempt=1, token="t")
-    reader, of = StatusReader(files), replace(attempt(), host=host, machine=machine)
+    reader = StatusReader(TrialFiles(Path("/none")))
+    of = replace(attempt(), host=host, machine=machine)
     assert reader._worker_liveness(record, of) is alive
     assert reader._worker_liveness(record, None) is ALIVE
 
