@@ -772,8 +772,10 @@ def test_who_watches_keeps_the_last_progress_while_the_store_is_away(files: Tria
     reader._value = lambda kind, name: progress if kind is Progress else None  # type: ignore[method-assign]
     assert (reader.records().progress, reader.records().known) == (progress, None)
     reader._value = away  # type: ignore[method-assign]
+    reader.plan_fix = "install it"  # of a look before, when its plan could not be read
     for _ in range(2):
         found = reader.records()
+        assert found.plan_fix == ""
         assert (found.progress, found.unread) == (progress, "no store")
         assert found.known == KnownProgress(has_begun=True, step=3, at=15.0, phase="main")
 
