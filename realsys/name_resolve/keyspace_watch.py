@@ -27,7 +27,7 @@ class KeySpaceWatch(Watch):
         prefixes: Sequence[str],
         from_revision: int | None,
         *,
-        judges_leases: bool = True,
+        judges_leases: bool,
     ) -> None:
         self._store, self._prefixes, self._closed = store, prefixes, False
         self._judges_leases = judges_leases

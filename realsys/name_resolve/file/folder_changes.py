@@ -35,8 +35,8 @@ class Changes:
     """Changes since the last call: the greatest name created ("" for none), and ``others`` if names
     were removed or events were dropped by the kernel."""
 
-    newest: str = ""
-    others: bool = False
+    newest: str
+    others: bool
 
 
 class FolderChanges:

@@ -5,6 +5,7 @@ Its threads wait for time that the test lets pass, so that a busy machine loses 
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -110,7 +111,8 @@ def test_a_store_that_is_away_suspends_first(how: str, hands: HandTime):
     assert not lease.is_revoked, "a lease that is over is left alone"
 
 
-def test_a_store_that_comes_back_ends_the_suspension(hands: HandTime):
+def test_a_store_that_comes_back_ends_the_suspension(hands: HandTime, caplog):
+    caplog.set_level(logging.INFO)
     away, heard = threading.Event(), Heard()
     lease = FakeLease(lambda: refuse() if away.is_set() else None)
     with kept(lambda: lease, name="w/0", on_change=heard):
@@ -120,6 +122,12 @@ def test_a_store_that_comes_back_ends_the_suspension(hands: HandTime):
         hands.passes(0.3)
         assert heard.lease_statuses == [LeaseStatus.UNCERTAIN, LeaseStatus.VALID]
     assert lease.is_revoked
+    told = [
+        (r.levelno, "uncertain" in r.message)
+        for r in caplog.records
+        if " name=w/0 reason=" in r.message
+    ]
+    assert told == [(logging.ERROR, True), (logging.INFO, False)]
 
 
 def test_a_lease_that_the_store_forgot_is_taken_anew(hands: HandTime):

@@ -121,9 +121,13 @@ def test_who_stood_still_has_not_asked_in_vain():
 
 
 def test_a_nap_before_the_last_renewal_does_not_count():
-    naps = ProcessPauses(0.0, every_s=1.0)
+    naps = ProcessPauses(500.0, every_s=1.0)
     naps.awake(1000.0)
-    assert naps.since(999.0) == 1.0  # the rest of it was before
+    naps.awake(1010.0)
+    assert naps.since(999.0) == 11.0  # the rest of it was before
+    assert naps.since(1000.0) == 10.0
+    naps = ProcessPauses(500.0, every_s=1.0)
+    naps.awake(1000.0)
     assert naps.since(1000.0) == 0.0
     judge = LeaseValidity(TTL_S, granted_s=1000.5)
     assert (

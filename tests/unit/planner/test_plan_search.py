@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import random
+import time
+from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace as Parts
 
 import golden
 import pytest
 
 from realsys.api.dataflow import DataflowGraph, MFCDef, build_graph
-from realsys.api.errors import ConfigError
+from realsys.api.errors import ConfigError, ConfigErrors
 from realsys.api.model import (
     ModelInterfaceAbstraction,
     ModelInterfaceType,
@@ -18,8 +22,10 @@ from realsys.api.model import (
 )
 from realsys.planner.allocation import CallAllocation
 from realsys.planner.meshes import Degrees, is_equivalent, layouts, meshes, places
+from realsys.planner.search import branch_and_bound
+from realsys.planner.search.branch_and_bound import BranchAndBound
 from realsys.planner.search.plan_evaluator import PlanEvaluator
-from realsys.planner.search.search import Limits, search
+from realsys.planner.search.search import Limits, options_of, search
 from realsys.planner.time.costs import TableCosts, works_of
 from realsys.planner.time.simulate_steps import simulate
 from realsys.planner.time.simulated_timeline import Overheads
@@ -126,9 +132,44 @@ def test_two_workers_six_calls_the_optimum_is_found(seed: int) -> None:
 def test_four_workers_three_calls_the_optimum_is_found(seed: int) -> None:
     graph = three_calls()
     costs = random_table(graph, 4, random.Random(seed))
+    best_s, began = best_of_all(graph, costs, 4), time.monotonic()
     found = search(graph, costs, Limits(num_workers=4, degrees={}), deadline_s=240)
-    assert found.exact
-    assert found.step_s == pytest.approx(best_of_all(graph, costs, 4))
+    assert 0 < found.seconds <= time.monotonic() - began
+    assert (found.exact, found.plans) == (True, len(places(4, Degrees())) ** 3)
+    assert found.step_s == pytest.approx(best_s)
+    # Without the local search before it, and from the worst plan.
+    options = [places(4, Degrees())] * 3
+    evaluator = PlanEvaluator(graph, costs, options, num_workers=4)
+    for start in (None, [0, 0, 0]):
+        plan, complete = BranchAndBound(evaluator, lambda plan: True).run(start, until=math.inf)
+        assert complete
+        assert evaluator.step_s(plan or ()) == pytest.approx(best_s)
+    plan, complete = BranchAndBound(evaluator, lambda plan: False).run(None, until=math.inf)
+    assert (plan, complete) == (None, True)
+    plan, complete = BranchAndBound(evaluator, lambda plan: plan[0] > 3).run(None, until=math.inf)
+    fitting = (p for p in product(*(range(len(o)) for o in options)) if p[0] > 3)
+    assert evaluator.step_s(plan or ()) == pytest.approx(min(map(evaluator.step_s, fitting)))
+
+
+def test_calls_side_by_side_are_found_where_symmetry_is_left_out(monkeypatch) -> None:
+    """Three of 4 s beside one another: none may be on the worker of another."""
+    train = call("actor_train", "train_step", "actor", EXPERIENCE)
+    graph = build_graph([GEN, REW, REF, CRITIC, train], dataset_keys=["prompts"])
+    seconds = {"actor_gen": 1.0, "actor_train": 1.0}
+    costs = TableCosts(calls={(n.name, "*"): seconds.get(n.name, 4.0) for n in graph.nodes})
+    places_of = [places(4, Degrees(tensor=1, pipeline=1))] * 5
+    evaluator = PlanEvaluator(graph, costs, places_of, num_workers=4)
+    everywhere = [0] * 5
+    plan, complete = BranchAndBound(evaluator, lambda plan: True).run(None, until=math.inf)
+    assert (evaluator.step_s(plan or ()), complete) == (6.0, True)
+    plan, complete = BranchAndBound(evaluator, lambda plan: False).run(everywhere, until=math.inf)
+    assert (plan, complete) == (everywhere, True)
+    monkeypatch.setattr(branch_and_bound, "CHECK_EVERY", 3)
+    looks = list[int]()
+    monkeypatch.setattr(branch_and_bound, "time", Parts(monotonic=lambda: looks.append(1) or 9.0))
+    exact = BranchAndBound(evaluator, lambda plan: False)
+    assert exact.run(everywhere, until=8.0) == (everywhere, False)
+    assert (exact._visited, len(looks)) == (3, 1)
 
 
 def test_the_fast_judge_says_what_the_simulator_says() -> None:
@@ -214,13 +255,16 @@ def test_no_plan_breaks_a_limit() -> None:
 def test_no_possible_plan_names_the_rule_that_leaves_none() -> None:
     graph = three_calls()
     costs = TableCosts(calls={(n.name, "*"): 1.0 for n in graph.nodes})
+    reasons = iter(["7 heads", "5 layers", "7 heads", "3 rows", "5 layers"] + ["2 rules"] * 99)
     limits = Limits(
-        num_workers=2,
-        degrees={},
-        refusal=lambda node, place: "7 heads do not divide" if node.name == "critic_inf" else None,
+        num_workers=4,
+        degrees={"actor": Degrees(data=1, tensor=1, pipeline=1)},
+        refusal=lambda node, place: next(reasons) if node.name == "critic_inf" else None,
     )
     with golden.raises(ConfigError):
         search(graph, costs, limits)
+    with golden.raises(ConfigErrors):
+        options_of(graph, replace(limits, degrees={"": Degrees(data=0)}, refusal=lambda *of: None))
 
 
 def test_too_little_memory_names_what_would_be_needed() -> None:

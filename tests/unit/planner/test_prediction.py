@@ -25,7 +25,6 @@ from realsys.planner.memory.memory_of_workers import memory_of_experiment, memor
 from realsys.planner.placed import (
     RoleModel,
     ServedGeneration,
-    Workload,
     allocation_of,
     place_experiment,
     refusal,
@@ -33,7 +32,6 @@ from realsys.planner.placed import (
 from realsys.planner.predict import predict
 from realsys.planner.read_profile import formulas_of, profile_of
 from realsys.planner.time.analytic import (
-    AnalyticCosts,
     bytes_to_receive,
     forward_flops,
 )
@@ -193,45 +191,12 @@ def test_another_layout_is_scaled_by_the_formulas(file_root: Path) -> None:
 # ---- formulas -----------------------------------------------------------------------------------------
 
 
-def analytic(**more: object) -> AnalyticCosts:
-    role = RoleModel(shape=SHAPE, backend="megatron", max_tokens_per_mb=16384)
-    return AnalyticCosts(
-        roles={"actor": role},
-        workload=Workload(sequences=512, prompt_tokens=512, answer_tokens=1536, updates=4),
-        device=DEVICES["h100"],
-        trained=frozenset({"actor"}),
-    )
-
-
 def test_forward_operations_are_twice_the_weights_and_the_scores() -> None:
     # One layer: 4096 · (4096 + 2 · 1024) + 4096 · 4096 + 3 · 4096 · 14336 weights; head 4096 · 128256.
     layer = 4096 * (2 * 4096 + 2 * 1024) + 3 * 4096 * 14336
     weights = 32 * layer + 4096 * 128256
     scores = 4 * 1000 * 4096 * 32  # a token of a sequence of 2000 sees 1000 others on average
     assert forward_flops(SHAPE, tokens=1, length=2000) == 2 * weights + scores
-
-
-def test_training_takes_three_forward_passes_and_more_gpus_make_it_faster(file_root: Path) -> None:
-    costs, graph = analytic(), make_plan("ppo-math", (), trial="t").phases[-1].config.graph()
-    train = graph["actor_train"]
-
-    def took(degrees: str) -> float:
-        topo = ProcessTopology.parse(degrees)
-        place = CallAllocation(workers=tuple(range(topo.world_size)), topology=topo)
-        return costs.call_s(train, place)
-
-    work = costs.workload
-    flops = 3 * forward_flops(SHAPE, tokens=work.tokens, length=work.length)
-    assert took("d1t1p1") == pytest.approx(flops / (989e12 * 0.45), rel=0.02)
-    assert took("d1t1p1") > took("d2t1p1") > took("d4t1p1") > took("d8t1p1")
-    assert took("d8t1p1") < took(
-        "d1t8p1"
-    )  # four all-reduces a layer cost more than one of gradients
-    assert (
-        took("d1t1p2") > took("d1t1p1") / 2 * 1.05
-    )  # the bubble: 1 of 16 micro-batches a minibatch
-    spread = CallAllocation(workers=(0, 8), topology=ProcessTopology(tensor=2))
-    assert costs.call_s(train, spread) > took("d1t2p1") * 1.5  # over the network
 
 
 def test_weights_that_stay_where_they_are_are_not_moved() -> None:
@@ -247,22 +212,6 @@ def test_weights_that_stay_where_they_are_are_not_moved() -> None:
     # Shards of data-parallel ranks: each has a quarter of all, and needs the rest.
     d4 = CallAllocation(workers=four, topology=ProcessTopology(data=4))
     assert bytes_to_receive(8.0, d4, d4, sharded=True) == dict.fromkeys(four, 6)
-
-
-def test_float32_takes_as_much_longer_as_the_device_is_slower_in_it(file_root: Path) -> None:
-    graph = make_plan("ppo-math", (), trial="t").phases[-1].config.graph()
-    one = CallAllocation(workers=(0,), topology=ProcessTopology())
-
-    def took(dtype: str, device: str) -> float:
-        base = analytic()
-        roles = {"actor": replace(base.roles["actor"], dtype=dtype)}
-        costs = replace(base, roles=roles, device=DEVICES[device])
-        return costs.call_s(graph["actor_train"], one)
-
-    # dense bfloat16 over float32 without TF32, of the makers' data sheets
-    for device, ratio in (("h100", 989 / 67), ("a100", 312 / 19.5), ("cpu", 1.0)):
-        found = took("float32", device) / took("bfloat16", device)
-        assert found == pytest.approx(ratio, rel=0.03)
 
 
 def test_devices_are_found_by_the_name_that_slurm_has() -> None:
@@ -421,25 +370,6 @@ def served(model: RoleModel | None, **changed: object) -> ServedGeneration:
         "most_rows": None,
     }
     return ServedGeneration(**{**usual, **changed})  # type: ignore[arg-type]
-
-
-def test_servers_share_the_answers_and_make_them_in_waves() -> None:
-    work = Workload(sequences=512, prompt_tokens=512, answer_tokens=2048)
-    model = RoleModel(shape=SHAPE, backend="inference")
-    costs = AnalyticCosts(roles={"actor": model}, workload=work, device=DEVICES["h100"])
-
-    def seconds(servers: int, gpus: int = 1, most_rows: int | None = None) -> float:
-        return costs.served_s(model, servers=servers, gpus=gpus, most_rows=most_rows)
-
-    place = CallAllocation(workers=(0, 1, 2, 3), topology=ProcessTopology(data=4))
-    generate = next(n for n in place_experiment(split_plan()).graph.nodes if n.name == "actor_gen")
-    assert seconds(4) == costs.call_s(generate, place)
-    assert seconds(4, gpus=2) == seconds(4) / 2
-    assert seconds(4, most_rows=128) == seconds(4), "all at once"
-    quarter = replace(costs, workload=replace(work, sequences=128))
-    one_wave = quarter.served_s(model, servers=4, gpus=1, most_rows=32)
-    assert seconds(4, most_rows=32) == pytest.approx(4 * one_wave)
-    assert seconds(4, most_rows=32) > seconds(4)
 
 
 @pytest.mark.parametrize("fast", [True, False])
