@@ -16,11 +16,13 @@ from typing import Any
 import golden
 import pytest
 import typer
+from stand_in_slurm import make_plan
 
 from launcher.cli.verbs import site_verbs
 from launcher.job.job_allocation import JobRequest, allocate
 from launcher.slurm.doctor.gpu_job import GpuProbeRequest, gpu_findings, gpu_request, outliers
 from realsys.api.cluster import ClusterSpec, ContainerSpec, PartitionSpec, SlurmSpec
+from realsys.api.plan import JobLayout, LaunchPlan
 from realsys.api.scheduling import ExperimentScheduling, Scheduling, TasksGroup
 from realsys.slurm.lost_nodes import lost_nodes
 from realsys.slurm.preflight import drive, node_program, node_records, rounds
@@ -50,8 +52,18 @@ from realsys.slurm.preflight.rounds import (
     pair_rounds,
     reduce_request,
 )
+from realsys.supervisor.health import preflight_check
 from realsys.supervisor.health.preflight_check import failures
-from realsys.trial.records import ExitMarker, Result
+from realsys.trial.records import (
+    AttemptRecord,
+    ExitMarker,
+    Failure,
+    PreflightRecord,
+    Result,
+    TrialFiles,
+    read_record,
+    write_record,
+)
 
 SMI = Path(__file__).parents[1] / "nvidia_smi"
 
@@ -834,6 +846,97 @@ def test_what_is_wrong_with_the_site_ends_the_run_and_blames_no_node() -> None:
     golden.check(found)
     assert lost_nodes(marker([found]), "n[1-4]") == {}
     assert failures(checks[:2], {}, "t/1", host="n1", former=[]) == []
+
+
+def started(root: Path, layout: JobLayout = JobLayout.SINGLE, **of_job: Any) -> LaunchPlan:
+    """A plan for two nodes of eight GPUs, with a site's words."""
+    plan = make_plan(root, layout=layout, interface="ib0", env_vars={"NCCL_DEBUG": "INFO"},
+                     port_range="7-9")  # fmt: skip
+    assert plan.job is not None
+    gpus = {"gpus_per_node": 8, "gpu_type": "h100"}
+    parts = tuple(replace(c, **(gpus if c.nodes == 2 else {})) for c in plan.job.components)
+    return replace(plan, job=replace(plan.job, components=parts, **of_job))
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """The environment of a job's first step; what is examined, which finds n2 ill."""
+    found: list[tuple[Any, ...]] = []
+
+    def examine(wanted: Wanted, place: ProbeTarget, environ: Mapping[str, str], **more: Any) -> Any:
+        more["note"]([*place.command, rounds.program()])
+        found.append((wanted, place, environ, more["goes_on"]))
+        of = {n: WELL[n] for n in wanted.nodes}
+        return everything({**of, **({"n2": looked("n2", gpus="ecc")} if "n2" in of else {})}, [])
+
+    monkeypatch.setattr(preflight_check, "examine", examine)
+    monkeypatch.setattr(preflight_check, "skip_former_numbers", lambda *_: 0)
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
+    monkeypatch.setenv("SLURM_JOB_NODELIST_HET_GROUP_0", "n3")
+    monkeypatch.setenv("SLURM_JOB_NODELIST_HET_GROUP_1", "n[1-2]")
+    monkeypatch.setenv("SLURM_CPU_BIND", "x")
+    (files := TrialFiles(tmp_path / "run1")).attempt(2).root.mkdir(parents=True)
+    files.secrets.mkdir()
+    files.task_environment.write_text("export NCCL_A=1\nexport HOME=/h\nexport NCCL_DEBUG=old\n")
+    return found
+
+
+ATTEMPT = AttemptRecord(
+    number=2, token="t", host="n1", supervisor_pid=1, supervisor_start=1, started_at=1.0
+)
+
+
+def preflight(plan: LaunchPlan, goes_on: Callable[[], bool] = lambda: True) -> list[Failure]:
+    files = TrialFiles(Path(plan.trial_dir))
+    return preflight_check.preflight(plan, ATTEMPT, files, files.attempt(2), goes_on)
+
+
+def test_a_run_is_stopped_by_an_ill_node_if_it_is_to_be(
+    tmp_path: Path, asked: list[tuple[Any, ...]]
+) -> None:
+    files = TrialFiles(tmp_path / "run1")
+    assert preflight(started(tmp_path, preflight="off")) == []
+    assert preflight(replace(started(tmp_path), job=None)) == []
+    assert (asked, files.attempt(2).preflight.exists()) == ([], False)
+    assert preflight(started(tmp_path, preflight="stop"), lambda: False) == []  # a stop is asked
+    assert preflight(started(tmp_path, preflight="warn")) == []
+    record = read_record(PreflightRecord, files.attempt(2).preflight)
+    assert record is not None
+    assert (record.mode, list(record.ill), len(record.checks)) == ("warn", ["n2"], 13)
+    assert record.seconds >= 0
+    assert record.at + record.seconds == pytest.approx(time.time(), abs=600)
+    (failure,) = preflight(started(tmp_path, preflight="stop"))
+    assert (failure.worker, failure.host, failure.pid, failure.kind) == (
+        "preflight", "n2", 0, "Preflight"
+    )  # fmt: skip
+    assert "failed the preflight" in failure.why
+    for one in (1, 2, 3):  # the next attempt's says nothing of this one
+        write_record(files.attempt(one).preflight, replace(record, ill={f"n{one + 1}": "ill"}))
+    (again,) = preflight(started(tmp_path, preflight="stop"))
+    assert "found again by" in again.why
+    assert "n2" not in preflight_check._formerly_ill(files, replace(ATTEMPT, number=1))
+
+
+def test_each_component_is_examined_on_its_nodes(
+    tmp_path: Path, asked: list[tuple[Any, ...]]
+) -> None:
+    goes_on = [True].copy
+    preflight(started(tmp_path, JobLayout.HET, preflight="warn"), goes_on)  # type: ignore[arg-type]
+    (one, here, environ, _), (two, there, _, told) = asked
+    usual = {
+        "lock": str(tmp_path / "run1/attempts/0002/preflight.lock"), "interface": "ib0",
+        "ports": (7, 9), "environment": {"NCCL_A": "1", "NCCL_DEBUG": "INFO"},
+    }  # fmt: skip
+    assert one == Wanted(nodes=("n3",), device="cpu", processes=2, gpus=0, **usual)
+    assert two == Wanted(nodes=("n1", "n2"), processes=8, gpus=8, gpu_type="h100", **usual)
+    assert (here.options[0], there.options[0]) == ("--het-group=0", "--het-group=1")
+    assert here.command == (sys.executable,)
+    assert told is goes_on
+    assert "SLURM_CPU_BIND" not in environ
+    steps = TrialFiles(tmp_path / "run1").attempt(2).steps.read_text().splitlines()
+    assert [(json.loads(line)["step"], len(line) < 300) for line in steps] == [
+        ("preflight", True)
+    ] * 2
 
 
 @pytest.mark.parametrize(

@@ -140,3 +140,5 @@ def test_a_rank_in_a_collective_is_not_blamed_while_another_computes():
     assert judge_stalls(both, recovering=set()).fatal
     too_long = WorkerStatus(state="running", stalled_s=1801.0, stalled_where=where)
     assert judge_stalls({MODEL: too_long, "model_worker/1": works}, recovering=set()).fatal
+    one_of_two = {MODEL: too_long, "model_worker/1": waits, "model_worker/2": works}
+    assert judge_stalls(one_of_two, recovering=set()).fatal

@@ -321,6 +321,7 @@ def test_folders_above_that_cannot_be_looked_at_are_left_out(
                            sticky=path == tmp_path.parent)  # fmt: skip
 
     monkeypatch.setattr(folders, "_facts_at", facts)
+    monkeypatch.setattr(os, "getuid", lambda: ME)
     found = above(tmp_path / "a" / "b" / "root")
     assert [is_any for _, is_any in found] == [False, True, False]
     golden.check([words.replace(tmp_path.name, "TOP") for words, _ in found])
@@ -343,6 +344,8 @@ def test_a_users_own_group_is_no_other(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(folders, "is_private_group", lambda gid, uid: False)
     with golden.raises(ClusterError):
         check_folders(tmp_path, root=tmp_path)
+    tmp_path.chmod(0o755)
+    check_folders(tmp_path, root=tmp_path)
 
 
 def test_the_doctor_looks_at_trials_and_above_the_root(tmp_path: Path) -> None:

@@ -208,6 +208,11 @@ def test_a_status_that_fails_leaves_the_revision_and_does_not_call_it_clean(
     assert taken.changed is None
     assert "index file corrupt" in taken.problem
     assert revision(checkout) == f"{taken.revision}?"
+    program.write_text(program.read_text().replace(" status ", " diff "))
+    (checkout / "realsys" / "a.py").write_text("A = 2\n")
+    taken = take_snapshot(files, [], root=checkout)
+    assert (taken.changed, taken.problem) == (True, "git diff: fatal: index file corrupt")
+    assert not (files.root / "dirty.diff").exists()
 
 
 def test_what_git_knows_needs_no_remark(checkout, files):

@@ -26,8 +26,10 @@ from realsys.trial.records import (
     dumps,
     fresh,
     is_alive,
+    is_there,
     loads,
     process_start,
+    read_fresh,
     read_record,
     replace_symlink,
     trial_dir,
@@ -224,6 +226,9 @@ def test_a_folder_that_seems_missing_is_looked_for_from_above(tmp_path, monkeypa
         fresh(tmp_path / path)
         assert [opened.pop(0)] == looked
     (tmp_path / "c").mkdir()
+    for look in (fresh, lambda c: is_there(c / "x"), lambda c: read_fresh(TrialRecord, c / "x")):
+        look(tmp_path / "c")
+        assert [opened.pop() for _ in opened[:1]] == ["c"]
     fresh(tmp_path / "c")
     assert (opened, len(os.listdir("/proc/self/fd"))) == (["c"], before)
 
