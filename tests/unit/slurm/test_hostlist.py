@@ -61,6 +61,20 @@ def test_what_is_no_hostlist_says_why(text):
     assert caught.value.fix
 
 
+@pytest.mark.parametrize(
+    ("most", "more"),
+    [
+        ("n[1-65536]", "n[0-65536]"),
+        ("n[1-256]x[1-256]", "n[1-257]x[1-256]"),
+        ("n[1-65536]", "n[1-65536],x"),
+    ],
+)
+def test_no_more_hosts_than_slurm_allows(most, more):
+    assert len(expand(most)) == MAX_HOSTS == 65536
+    with pytest.raises(ConfigError):
+        expand(more)
+
+
 def test_text_behind_a_bracket_is_of_each_name():
     assert expand("gpu[01-02].site.edu") == ("gpu01.site.edu", "gpu02.site.edu")
 
