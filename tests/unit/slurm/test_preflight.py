@@ -850,8 +850,11 @@ def test_what_is_wrong_with_the_site_ends_the_run_and_blames_no_node() -> None:
 
 def started(root: Path, layout: JobLayout = JobLayout.SINGLE, **of_job: Any) -> LaunchPlan:
     """A plan for two nodes of eight GPUs, with a site's words."""
-    plan = make_plan(root, layout=layout, interface="ib0", env_vars={"NCCL_DEBUG": "INFO"},
-                     port_range="7-9")  # fmt: skip
+    plan = make_plan(
+        root, layout=layout, interface="ib0", env_vars={"NCCL_DEBUG": "INFO"}, port_range="7-9",
+        setup=("export A=1",), container=ContainerSpec(runtime="apptainer"),
+        step={"container_image": "/i.sif", "gpus_per_task": 4.0},
+    )  # fmt: skip
     assert plan.job is not None
     gpus = {"gpus_per_node": 8, "gpu_type": "h100"}
     parts = tuple(replace(c, **(gpus if c.nodes == 2 else {})) for c in plan.job.components)
@@ -930,11 +933,12 @@ def test_each_component_is_examined_on_its_nodes(
     assert one == Wanted(nodes=("n3",), device="cpu", processes=2, gpus=0, **usual)
     assert two == Wanted(nodes=("n1", "n2"), processes=8, gpus=8, gpu_type="h100", **usual)
     assert (here.options[0], there.options[0]) == ("--het-group=0", "--het-group=1")
-    assert here.command == (sys.executable,)
+    assert here.command == (sys.executable,)  # the batch script has set it up
+    assert {"--nv", "/i.sif", "apptainer"} <= set(there.command)
     assert told is goes_on
     assert "SLURM_CPU_BIND" not in environ
     steps = TrialFiles(tmp_path / "run1").attempt(2).steps.read_text().splitlines()
-    assert [(json.loads(line)["step"], len(line) < 300) for line in steps] == [
+    assert [(json.loads(line)["step"], len(line) < 3000) for line in steps] == [
         ("preflight", True)
     ] * 2
 

@@ -1,5 +1,6 @@
 """Attempts: one incarnation at a time, numbered, each with a token of its own."""
 
+import errno
 import os
 import socket
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import golden
 import pytest
@@ -354,6 +356,16 @@ def test_whose_folder_is_taken_gets_nothing(files, store, monkeypatch):
         store.get(KEYS.attempt)
 
 
+def test_a_folder_that_can_not_be_made_leaves_nothing(files, store, monkeypatch):
+    def rename(*_):
+        raise OSError(errno.EIO, "it broke")
+
+    monkeypatch.setattr(os, "rename", rename)
+    with pytest.raises(OSError, match="it broke"):
+        take(files, store)
+    assert list(files.attempts.iterdir()) == []
+
+
 def test_an_attempt_that_got_no_further_than_its_folder_does_not_stop_the_next(files, store):
     files.attempt(1).root.mkdir(parents=True)
     assert take(files, store)[0].number == 2
@@ -391,7 +403,10 @@ def test_a_former_store_with_leases_means_that_it_lives(files, store, monkeypatc
 
     with golden.raises(TrialIsLive):
         take_it()
-    former.delete(KEYS.worker("model_worker", 0))
+    monkeypatch.setattr("realsys.supervisor.attempt.attempt.LEASE_SLACK_S", 60.0)
+    ends = SimpleNamespace(monotonic=lambda: 0.0, time=lambda: 2.0)  # while they are waited for
+    ends.sleep = lambda seconds: former.delete(KEYS.worker("model_worker", 0))
+    monkeypatch.setattr("realsys.supervisor.attempt.attempt.time", ends)
     assert take_it()[0].number == 2
 
 

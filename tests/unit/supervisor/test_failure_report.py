@@ -59,6 +59,14 @@ def status(stalled_s: float = 0.0, where: str = "", waits_for: str = "") -> Work
             {"m/0": status(60.0, "poll", "m/7: a")},
             ["m/0"],
         ),
+        (  # nor has one that is entered from outside
+            {
+                "m/0": status(60.0, "p", "m/1: a"),
+                "m/1": status(59.0, "p", "m/2: b"),
+                "m/2": status(58.0, "p", "m/1: c"),
+            },
+            ["m/1", "m/2"],
+        ),
         (  # a circle has no end: those in it are named
             {"m/0": status(60.0, "p", "m/1: a"), "m/1": status(59.0, "p", "m/0: b")},
             ["m/0", "m/1"],
@@ -84,10 +92,11 @@ def test_a_worker_that_ran_out_of_memory_is_told_with_the_setting_to_change(tmp_
     task = SimpleNamespace(
         worker="model_worker/1", host="n2", pid=7, hint=hint, ended_at=2.0, poll=lambda: -9
     )
-    files = TrialFiles(tmp_path).attempt(1)
+    files = TrialFiles(tmp_path / "ppo" / "run1").attempt(1)
     failure = FailureReporter(attempt, files).of_task(task, None)
     assert "3460 MiB" in failure.why
     assert "scheduling.model_worker.mem=" in failure.fix
+    assert " ppo/run1 " in failure.fix
 
 
 # ---- workers that were not started -----------------------------------------------------------------

@@ -240,6 +240,13 @@ def test_one_that_hangs_writes_its_stacks_before_it_is_killed_and_started_again(
     assert not world.restarts.take_hung([of(MODEL)])
 
 
+def test_one_that_is_lost_is_killed_at_once(world):
+    server = of(SERVER)
+    assert world.restarts.take(server, Op.LOST)
+    assert world.advance(server, now_s=1000.0) == []
+    assert world.done == [("LOST", SERVER), ("kill", SERVER)]
+
+
 def test_one_that_ended_is_started_again_after_a_pause_and_counted(world):
     ended = of(SERVER, code=3)
     failure = replace(FAILURE, worker=SERVER)

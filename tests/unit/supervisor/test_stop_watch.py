@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from realsys.api.errors import StoreUnavailable
 from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.open import open_store
 from realsys.supervisor.attempt import stop_watch
@@ -46,7 +48,11 @@ class Polls:
         self.is_stopped = True
 
     def latest(self) -> Any:
-        return SimpleNamespace(value=self.read(), asked_s=self.now_s, answered_s=self.now_s + 0.5)
+        try:
+            value = self.read()
+        except StoreUnavailable:
+            value = None
+        return SimpleNamespace(value=value, asked_s=self.now_s, answered_s=self.now_s + 0.5)
 
     now_s = 0.0
 
@@ -75,9 +81,11 @@ def test_only_a_request_for_this_attempt_ends_it(
             store.add(KEYS.stop, value, replace=True)
         watch.poll()
         assert (watch.is_requested, watch.is_over, watch.requested_by) == (False, False, "")
+    opened: Any = watch._watch
     store.add(KEYS.stop, dumps(REQUEST), replace=True)
     watch.poll()
     assert (watch.is_requested, watch.is_over, watch.requested_by) == (True, False, "eva")
+    assert watch._watch is opened  # one for all polls
     store.add(KEYS.stop, dumps(replace(REQUEST, by="another", grace_seconds=900.0)), replace=True)
     clock.now_s = 105.0  # the grace period starts once
     watch.poll()
@@ -85,8 +93,24 @@ def test_only_a_request_for_this_attempt_ends_it(
     assert not watch.request("SIGTERM", grace_s=1.0)  # it is being stopped
     clock.now_s = 105.1
     assert watch.is_over
+    closed = list[str]()
+    monkeypatch.setattr(opened, "close", lambda: closed.append("closed"))
+
+    def fail(timeout_s: float) -> None:
+        assert timeout_s == 0.0
+        raise StoreUnavailable("no answer", where="store", fix="wait")
+
+    monkeypatch.setattr(opened, "poll", fail)
+    watch.poll()  # the watch is lost with the answer; the next poll opens another
+    assert (closed, watch._watch) == (["closed"], None)
+    watch.poll()
+    again: Any = watch._watch
+    monkeypatch.setattr(again, "close", lambda: closed.append("again"))
     watch.stop()
-    assert watch._poller.is_stopped  # type: ignore[attr-defined]
+    assert (closed[1:], watch._poller.is_stopped) == (["again"], True)  # type: ignore[attr-defined]
+    unasked = StopWatch(store, KEYS, attempt)
+    unasked.start()
+    unasked.stop()
 
 
 def test_a_signals_request_is_passed_on_once_unless_another_attempt_runs(
@@ -154,9 +178,10 @@ def test_with_thousands_of_workers_they_are_looked_at_less_often(
     for number in (1, 1000, 2500):
         leases.begin_phase(number)
     assert Polls.asked == [1.0, 1.0, 2.5]
+    poller: Any = leases._poller
     leases.end_phase()
     leases.end_phase()
-    assert look(leases, Task(A)) == []
+    assert (look(leases, Task(A)), poller.is_stopped) == ([], True)
 
 
 def test_a_phase_begins_without_the_workers_of_the_one_before(
@@ -168,6 +193,9 @@ def test_a_phase_begins_without_the_workers_of_the_one_before(
     other = register(world, B)
     register(world, "model_worker/2", token="another attempt's", stalled_s=9.0)
     world[0].add(KEYS.worker("model_worker", 3), b"damaged")
+    assert leases._read().leases.keys() == {A, B}
+    world[0].add(KEYS.worker("model_worker", 0), dumps(first), replace=True)  # without a lease
+    assert leases._read().leases.keys() == {B}
     assert look(leases, Task(A), Task(B)) == []
     assert leases.registered == {A: first, B: other}
     assert (set(leases.statuses), set(leases.stalled())) == ({A, B}, {A})
@@ -185,6 +213,29 @@ def test_a_phase_begins_without_the_workers_of_the_one_before(
     assert (leases.registered, leases.statuses) == ({}, {})
     look(leases, Task(A), Task(B))
     assert leases.registered == {A: again, B: other}  # nobody is forgotten or let go any more
+
+
+def test_nobody_is_lost_while_the_store_does_not_answer(
+    world: tuple[Any, AttemptRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leases = leases_of(world)
+    leases.begin_phase(1)
+    register(world, A)
+
+    def away(prefix: str) -> None:
+        raise StoreUnavailable("no answer", where="store", fix="wait")
+
+    for is_away in (False, True, False):
+        with monkeypatch.context() as patched:
+            if is_away:
+                patched.setattr(world[0], "get_subtree", away)
+            frozen = set[bool]()
+            for _ in range(120):
+                monkeypatch.setattr(Polls, "now_s", Polls.now_s + 1.0)
+                assert look(leases, Task(A)) == []
+                frozen.add(leases.is_frozen)
+        assert leases.is_frozen is is_away
+        assert leases.registered.keys() == leases.statuses.keys() == {A}
 
 
 @pytest.mark.parametrize(
@@ -216,6 +267,7 @@ def test_whose_key_is_gone_is_lost_if_it_runs_and_has_not_left(
     assert not leases.left_unwell(A, left_s=1.0)
     register(world, A, state="lost")
     leases.look_now(timeout_s=60.0)
+    assert leases.looked_s == pytest.approx(time.monotonic(), abs=600)
     assert leases.left_unwell(A, left_s=1.0)
     assert not leases.left_unwell(A, left_s=leases.looked_s + 1.0)
     assert not leases.left_unwell(B, left_s=1.0)

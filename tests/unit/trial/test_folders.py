@@ -235,6 +235,17 @@ def test_what_an_inherited_list_opens_is_closed(
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == mode
 
 
+def test_what_somebody_puts_in_the_place_of_a_new_folder_is_not_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "another").mkdir()
+    (tmp_path / "another").chmod(0o777)
+    monkeypatch.setattr(os, "mkdir", lambda *_, **more: (tmp_path / "new").symlink_to("another"))
+    with pytest.raises(OSError, match="new"):
+        make_folders(tmp_path / "new", root=tmp_path)
+    assert (tmp_path / "another").stat().st_mode & 0o777 == 0o777
+
+
 def test_a_folder_that_another_process_makes_first_is_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
