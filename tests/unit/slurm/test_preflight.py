@@ -923,6 +923,12 @@ def test_a_run_is_stopped_by_an_ill_node_if_it_is_to_be(
 def test_each_component_is_examined_on_its_nodes(
     tmp_path: Path, asked: list[tuple[Any, ...]]
 ) -> None:
+    anywhere = started(tmp_path, preflight="warn")
+    preflight(replace(anywhere, cluster=replace(anywhere.cluster, port_range=None, interface=None)))
+    ((wanted, *_),) = asked
+    assert (wanted.ports, wanted.interface) == (None, "")
+    asked.clear()
+    (tmp_path / "run1/attempts/0002/steps.jsonl").unlink()
     goes_on = [True].copy
     preflight(started(tmp_path, JobLayout.HET, preflight="warn"), goes_on)  # type: ignore[arg-type]
     (one, here, environ, _), (two, there, _, told) = asked
