@@ -55,6 +55,7 @@ from realsys.slurm.preflight.rounds import (
 from realsys.supervisor.health import preflight_check
 from realsys.supervisor.health.preflight_check import failures
 from realsys.trial.records import (
+    AttemptFiles,
     AttemptRecord,
     ExitMarker,
     Failure,
@@ -861,6 +862,12 @@ def started(root: Path, layout: JobLayout = JobLayout.SINGLE, **of_job: Any) -> 
     return replace(plan, job=replace(plan.job, components=parts, **of_job))
 
 
+def skipped(files: AttemptFiles, environ: Mapping[str, str]) -> int:
+    """Notes that the numbers of former steps are used up first."""
+    (files.root / "skipped").write_text(environ["SLURM_JOB_NODELIST"])
+    return 0
+
+
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """The environment of a job's first step; what is examined, which finds n2 ill."""
@@ -873,7 +880,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ..
         return everything({**of, **({"n2": looked("n2", gpus="ecc")} if "n2" in of else {})}, [])
 
     monkeypatch.setattr(preflight_check, "examine", examine)
-    monkeypatch.setattr(preflight_check, "skip_former_numbers", lambda *_: 0)
+    monkeypatch.setattr(preflight_check, "skip_former_numbers", skipped)
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
     monkeypatch.setenv("SLURM_JOB_NODELIST_HET_GROUP_0", "n3")
     monkeypatch.setenv("SLURM_JOB_NODELIST_HET_GROUP_1", "n[1-2]")
@@ -901,8 +908,10 @@ def test_a_run_is_stopped_by_an_ill_node_if_it_is_to_be(
     assert preflight(started(tmp_path, preflight="off")) == []
     assert preflight(replace(started(tmp_path), job=None)) == []
     assert (asked, files.attempt(2).preflight.exists()) == ([], False)
+    assert not (files.attempt(2).root / "skipped").exists()
     assert preflight(started(tmp_path, preflight="stop"), lambda: False) == []  # a stop is asked
     assert preflight(started(tmp_path, preflight="warn")) == []
+    assert (files.attempt(2).root / "skipped").read_text() == "n[1-2]"
     record = read_record(PreflightRecord, files.attempt(2).preflight)
     assert record is not None
     assert (record.mode, list(record.ill), len(record.checks)) == ("warn", ["n2"], 13)

@@ -152,6 +152,10 @@ def test_the_message_on_a_lost_node_has_who_lost_its_connection_to_it() -> None:
     assert with_both_ends(own, (reset,), REGISTERED, HOSTS) == own
 
 
+def test_a_host_without_a_node_has_no_empty_name() -> None:
+    assert "" not in addresses_of(replace(REGISTERED["model_worker/0"], node=""))
+
+
 @pytest.mark.parametrize(
     ("kind", "why", "others", "is_told"),
     [

@@ -286,6 +286,7 @@ def test_one_that_can_not_be_started_ends_the_trial_unless_that_can_do_without_i
     assert world.restarts.take(refused, Op.EXITED)  # it is left as it is
     world.is_stopping = False
     world.restarts.begin_phase()
+    assert not world.restarts.is_down(worker)
     world.restart = failing  # type: ignore[method-assign]
     ended = of(worker, code=3)
     assert world.restarts.take(ended, Op.EXITED)

@@ -111,6 +111,13 @@ def test_only_a_request_for_this_attempt_ends_it(
     unasked = StopWatch(store, KEYS, attempt)
     unasked.start()
     unasked.stop()
+    later = StopWatch(store, KEYS, attempt)  # begins when it has been asked for
+    later.start()
+    later.poll()
+    assert later.is_requested
+    store.delete(KEYS.stop)
+    later.poll()
+    assert later._newest is None
 
 
 def test_a_signals_request_is_passed_on_once_unless_another_attempt_runs(
