@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realsys.api.errors import ConfigError, UnknownName
+from realsys.slurm import hostlist
 from realsys.slurm.hostlist import MAX_HOSTS, check_nodelist, compress, expand
 
 
@@ -59,6 +60,18 @@ def test_what_is_no_hostlist_says_why(text):
     with golden.raises(ConfigError) as caught:
         expand(text)
     assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("most", "more"),
+    [("n[1-16]", "n[0-16]"), ("n[1-4]x[1-4]", "n[1-5]x[1-4]"), ("n[1-16]", "n[1-16],x"),
+     ("n[1-9,1-7]x[1]", "n[1-9,1-8]x[1]")],
+)  # fmt: skip
+def test_no_more_hosts_than_slurm_allows(most, more, monkeypatch):
+    monkeypatch.setattr(hostlist, "MAX_HOSTS", 16)
+    assert len(expand(most)) in (16, 9)  # a name given twice counts as two
+    with pytest.raises(ConfigError):
+        expand(more)
 
 
 def test_text_behind_a_bracket_is_of_each_name():

@@ -4,31 +4,32 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import golden
 import pytest
 import typer
+from stand_in_slurm import make_plan
 
 from launcher.cli.verbs import site_verbs
 from launcher.job.job_allocation import JobRequest, allocate
 from launcher.slurm.doctor.gpu_job import GpuProbeRequest, gpu_findings, gpu_request, outliers
 from realsys.api.cluster import ClusterSpec, ContainerSpec, PartitionSpec, SlurmSpec
+from realsys.api.plan import JobLayout, LaunchPlan
 from realsys.api.scheduling import ExperimentScheduling, Scheduling, TasksGroup
 from realsys.slurm.lost_nodes import lost_nodes
-from realsys.slurm.preflight import node_program, node_records, rounds
+from realsys.slurm.preflight import drive, node_program, node_records, rounds
 from realsys.slurm.preflight.drive import ProbeTarget, examine, place_of
 from realsys.slurm.preflight.node_records import (
     ProbeRecords,
     StepSeen,
-    able,
     number,
     own_rows,
     smi_rows,
@@ -43,9 +44,27 @@ from realsys.slurm.preflight.node_verdicts import (
     to_leave_out,
     too_old,
 )
-from realsys.slurm.preflight.rounds import Wanted, bus_bandwidth, pair_rounds, reduce_request
+from realsys.slurm.preflight.rounds import (
+    Wanted,
+    bus_bandwidth,
+    hold_request,
+    look_request,
+    pair_rounds,
+    reduce_request,
+)
+from realsys.supervisor.health import preflight_check
 from realsys.supervisor.health.preflight_check import failures
-from realsys.trial.records import ExitMarker, Result
+from realsys.trial.records import (
+    AttemptFiles,
+    AttemptRecord,
+    ExitMarker,
+    Failure,
+    PreflightRecord,
+    Result,
+    TrialFiles,
+    read_record,
+    write_record,
+)
 
 SMI = Path(__file__).parents[1] / "nvidia_smi"
 
@@ -130,6 +149,8 @@ def test_what_holds_a_gpu_back(gpus: str, slowed: dict[int, list[str]]) -> None:
         ((10, 3), ["sm_100f"], True),
         ((12, 0), ["sm_100f"], False),
         ((7, 5), [], False),
+        ((9, 0), ["other", "compute_90"], True),
+        ((9, 0), ["sm_100", "compute_91"], False),
     ],
 )
 def test_whether_a_torch_has_code_for_a_gpu(
@@ -144,6 +165,13 @@ def test_whether_a_torch_has_code_for_a_gpu(
         ("570.86.10", "13.0", 580),
         ("580.65.06", "13.0", None),
         ("535.104.05", "12.8", None),
+        *(
+            ("449.1", "11.8", 450),
+            ("450.1", "11.8", None),
+            ("580", "13.0", None),
+            ("579", "13.0", 580),
+        ),
+        ("524.9", "12.0", 525),
         ("470.57.02", "12.1", 525),
         ("470.57.02", "99.0", None),
         ("", "13.0", None),
@@ -218,6 +246,7 @@ def test_both_sides_know_the_same_mark() -> None:
     assert node_records.MARK == node_program.MARK
 
 
+Record = dict[str, Any]
 NODES = ("n1", "n2", "n3", "n4")
 TORCH = {
     "version": "2.13.0+cu130", "cuda": "13.0", "nccl": "2.28.9", "available": True, "count": 1,
@@ -287,6 +316,11 @@ def everything(
     return ProbeRecords(records=tuple(found), steps=tuple(steps))
 
 
+def saying(seen: ProbeRecords, *lines: str) -> ProbeRecords:
+    said = {"look": lines, "reduce 0": ("of another step, n2",)}
+    return replace(seen, steps=tuple(replace(s, said=said.get(s.name, ())) for s in seen.steps))
+
+
 WANTED = Wanted(nodes=NODES, processes=8, gpus=8, gpu_type="h100", lock="/f/lock")
 WELL = {node: looked(node) for node in NODES}
 
@@ -351,99 +385,156 @@ def test_a_node_that_is_ill_is_named_and_left_out(n3: dict[str, Any], name: str,
     assert finding.fix.endswith("--exclude n3")
 
 
-def test_how_fast_a_cpu_is_says_nothing_of_its_node() -> None:
-    busy = looked("n3", slow_gpu=(5, 1e9), inside_s=2.0)
-    seen = everything({**WELL, "n3": busy})
-    assert set(bad(seen)) == {"matmul", "all-reduce in a node"}
-    assert bad(seen, replace(WANTED, device="cpu")) == {}
+def pairs(seconds: Callable[[set[str]], float], nodes: Sequence[str] = NODES) -> list[Record]:
+    """All pairs, those without seconds left out, and all nodes together."""
+    rounds = enumerate(pair_rounds(nodes))
+    taken = [(i, one, seconds(set(one))) for i, some in rounds for one in some]
+    together = {**pair(3, nodes[0], nodes[1], 0.008), "nodes": list(nodes), "world": 8 * len(nodes)}
+    return [*(pair(i, *one, seconds=s) for i, one, s in taken if s), together]
 
 
-def test_what_all_nodes_have_in_common_is_the_sites() -> None:
-    checks = judge(WANTED, everything({n: looked(n, shm=[1 << 20, 0]) for n in NODES}))
-    assert to_leave_out(checks, NODES) == {}
-    finding = outliers(checks, WANTED)
-    golden.check((finding.ok, finding.what))
+def ill(node: str, doing: str, why: str = "", of: Sequence[str] = (), **more: Any) -> Record:
+    """A GPU's process that broke with ``why`` or, without, fell silent."""
+    what = {"what": "broken", "why": why} if why else {"what": "silent"}
+    return told(node, gpu=3, doing=doing, nodes=list(of or [node]), **{**what, **more})
 
 
-def test_gpus_are_compared_with_the_site_file() -> None:
-    fewer = smi("h100").rsplit("\n", 2)[0] + "\n"  # nvidia-smi lists seven
-    ill = [{**r, "gpus": fewer} if r["what"] == "smi" else r for r in WELL["n2"]]
-    seen = everything({**WELL, "n2": ill})
-    golden.check(bad(seen))
-    other = replace(WANTED, gpu_type="h200")
-    golden.check(bad(everything(WELL), other)["GPUs"])
-    assert bad(everything(WELL), replace(WANTED, gpu_type="big")) == {}  # no type that a name has
-    cut = replace(WANTED, gpus=2, processes=2)
-    golden.check(bad(
-        everything({**WELL, "n4": looked("n4", gpus="mig", visible="0,1")}), cut
-    )["GPUs"])  # # fmt: skip
+def of_driver(
+    node: str, gpus: str, *, load: str = "", rows: str = "", error: str = ""
+) -> list[Record]:
+    """A node's records, where nvidia-smi says that."""
+    of = {"before": {"gpus": gpus, "rows": rows}, "load": {"gpus": load or gpus}}
+    return [{**r, "error": error, **of[r["when"]]} if r["what"] == "smi" else r for r in WELL[node]]
 
 
-def test_gpus_that_tell_nothing_are_not_called_well() -> None:
-    quiet = {n: looked(n, gpus="unknown", rows="unknown", load="unknown") for n in NODES}
-    checks = {c.name: c for c in judge(replace(WANTED, gpus=1), everything(quiet))}
-    assert checks["GPU memory"].ok is None
-    assert checks["GPU clocks"].ok is None
-    golden.check(checks["GPU clocks"])
+def with_n3(*records: Record, without: Sequence[str] = (), **facts: Any) -> ProbeRecords:
+    """All are well, but n3 has other facts, lacks some records and has others."""
+    mine = [r for r in looked("n3", **facts) if r["what"] not in without]
+    return everything({**WELL, "n3": [*mine, *records]})
 
 
-def test_a_node_that_hangs_hides_nobody() -> None:
-    three = {node: WELL[node] for node in ("n1", "n3", "n4")}
-    rest = [pair(0, "n1", "n3"), pair(1, "n1", "n4"), pair(2, "n3", "n4")]
-    rest.append({**pair(3, "n1", "n3", 0.008), "nodes": ["n1", "n3", "n4"], "world": 24})
-    seen = everything(three, rest)
-    golden.check(bad(seen))
-    said = [replace(s, said=("srun: error: n2: task 1: Exited",)) for s in seen.steps]
-    golden.check(bad(replace(seen, steps=tuple(said)))["nodes"])
-    golden.check(to_leave_out(judge(WANTED, seen), NODES))
+def at_nodes(*values: float) -> Iterable[tuple[str, float]]:
+    return zip(NODES, values, strict=True)
 
 
-def test_a_gpu_that_hangs_is_named_with_what_it_did() -> None:
-    silent = [r for r in WELL["n2"] if r["what"] not in ("reduce", "matmul")]
-    silent.append(told("n2", "silent", gpu=4, nodes=["n2"], doing="matmul"))
-    seen = everything({**WELL, "n2": silent}, [pair(0, "n1", "n3"), pair(1, "n1", "n4")])
-    found = bad(seen)
-    golden.check(found["matmul"])
-    assert able(NODES, seen.records) == ["n1", "n3", "n4"]
+THREE = ("n1", "n3", "n4")
+HANGS = everything({node: WELL[node] for node in THREE}, pairs(lambda _: 0.006, THREE))
+ONE, TWO = replace(WANTED, nodes=("n1",)), replace(WANTED, nodes=("n1", "n2"))
+CPU = replace(WANTED, device="cpu", gpus=0, gpu_type=None, processes=2)
+QUIET = {n: looked(n, gpus="unknown", rows="unknown", load="unknown") for n in NODES}
+NO_SMI = {n: of_driver(n, "", error="no driver") for n in NODES}
+HEAD = "index, uuid, name, driver_version, clocks_event_reasons.hw_slowdown, temperature.gpu"
+BARE = f"{HEAD}\n" + "".join(f"{i}, U{i}, H100, 580, Not Active, 50\n" for i in range(8))
+OTHERS = {**TORCH, "name": "NVIDIA H200"}  # half as fast, and both alike
+MIXED = {n: looked(n, torch=OTHERS, flops=350e12, inside_s=0.004) for n in ("n1", "n2")}
+NO_ALL = [r for r in pairs(lambda _: 0.006) if len(r["nodes"]) == 2]
+N4_BREAKS = [
+    ill("n4", "all-reduce", "n4 is out", sorted(one), step=f"reduce {i}")
+    for i, one in enumerate(({"n1", "n4"}, {"n2", "n4"}, {"n3", "n4"}))
+]
+TWO_BREAK = [
+    ill("n2", "all-reduce", of=TWO.nodes, step="reduce 0"),
+    ill("n1", "all-reduce", "connection refused", TWO.nodes, step="reduce 0"),
+]
+CASES: dict[str, tuple[Wanted, ProbeRecords]] = {
+    "alone": (ONE, everything({"n1": WELL["n1"]}, [])),
+    "alone and broken": (ONE, everything({"n1": looked("n1", gpus="ecc", shm=[1 << 20, 0])}, [])),
+    "two": (TWO, everything({n: WELL[n] for n in TWO.nodes}, [pair(0, "n1", "n2")])),
+    "two do not reach each other": (TWO, everything({n: WELL[n] for n in TWO.nodes}, TWO_BREAK)),
+    "one process a node": (replace(WANTED, processes=1), everything(WELL)),
+    "CPUs": (CPU, everything(NO_SMI)),
+    "CPUs of a site with GPUs": (replace(CPU, gpus=8), everything(NO_SMI)),
+    "CPUs beside GPUs": (CPU, everything({n: looked(n, visible="0") for n in NODES})),
+    "a busy CPU": (CPU, with_n3(slow_gpu=(5, 1e9), inside_s=2.0)),
+    "nobody": (WANTED, everything({}, [])),
+    "hangs": (WANTED, HANGS),
+    "hangs, and srun said of it": (WANTED, saying(HANGS, "srun: n2: task 1: Exited", "bye, n22")),
+    "hangs, and srun said": (WANTED, saying(HANGS, "srun: what", "srun: " + 300 * "x")),
+    "begins": (WANTED, with_n3(without=["end"])),
+    "a GPU hangs": (WANTED, with_n3(ill("n3", "matmul"), without=["reduce", "matmul"])),
+    "a GPU breaks": (WANTED, with_n3(ill("n3", "matmul", "a fault"), ill("n3", "matmul", "more"))),
+    "a GPU breaks in the sum": (WANTED, with_n3(ill("n3", "all-reduce", "NCCL"), without=["reduce"])),
+    "slow link": (WANTED, everything(WELL, pairs(lambda one: 0.06 if "n4" in one else 0.006))),
+    "slow pair": (WANTED, everything(WELL, pairs(lambda one: 0.06 if one == {"n1", "n4"} else 0.006))),
+    "slow pair of CPUs": (CPU, everything(WELL, pairs(lambda o: 9 if o == {"n1", "n4"} else 0.006))),
+    "a pair breaks": (WANTED, everything(WELL, [*pairs(lambda o: 0.006 * (o != {"n1", "n4"})),
+                                                N4_BREAKS[0]])),
+    "a link breaks": (WANTED, everything(WELL, [
+        *pairs(lambda one: 0.006 * ("n4" not in one and one != {"n1", "n2"})),
+        ill("n1", "all-reduce", "another", ("n1", "n2"), step="reduce 2"), *N4_BREAKS])),
+    "all together break": (WANTED, everything(WELL, [
+        *NO_ALL, ill("n2", "all-reduce", "timeout", NODES, step="reduce 3")])),
+    "all together are not done": (WANTED, everything(WELL, NO_ALL)),
+    "no pairs": (WANTED, everything(WELL, N4_BREAKS[1:])),
+    "rates": (WANTED, everything(
+        {n: looked(n, flops=(700 - 9 * i) * 1e12, inside_s=0.002 - i * 1e-4, shm=[(i + 2) << 30, 0])
+         for i, n in enumerate(NODES)},
+        pairs(lambda one: 0.006 + 0.0001 * len("".join(one).replace("n1", ""))))),
+    "two kinds": (WANTED, everything({**WELL, **MIXED})),
+    "a slow one of two kinds": (WANTED, everything(
+        {**WELL, **MIXED, "n2": looked("n2", torch=OTHERS, flops=100e12, inside_s=0.01)})),
+    "fewer GPUs": (WANTED, everything(
+        {**WELL, "n2": of_driver("n2", smi("h100").rsplit("\n", 2)[0] + "\n")})),
+    "no GPUs": (WANTED, everything({**WELL, "n2": of_driver("n2", "", error="no driver there")})),
+    "no GPUs, no word": (WANTED, everything({**WELL, "n2": of_driver("n2", "")})),
+    "no nvidia-smi": (WANTED, everything(NO_SMI)),
+    "another type": (replace(WANTED, gpu_type="H200"), everything(WELL)),
+    "a type that no name has": (replace(WANTED, gpu_type="big"), everything(WELL)),
+    "MIG": (replace(WANTED, gpus=2, processes=2),
+            everything(WELL | {"n4": looked("n4", gpus="mig", visible="0,1")})),
+    "GPUs of other jobs": (replace(ONE, gpus=4, processes=4),
+                           everything({"n1": looked("n1", gpus="ecc", visible="4,5,6,7")}, [])),
+    "GPUs of ours": (replace(ONE, gpus=4, processes=4),
+                     everything({"n1": looked("n1", gpus="ecc", visible="0,1,2,3")}, [])),
+    "fewer visible": (WANTED, with_n3(visible="0,1,2,3,4,5,6")),
+    "none is said to be visible": (WANTED, with_n3(visible=None)),
+    "quiet": (replace(WANTED, gpus=1), everything(QUIET)),
+    "slowed before, not told under load": (WANTED, everything(
+        {**WELL, "n3": of_driver("n3", BARE.replace("Not Active, 50", "Active, 50", 2), load="-")})),
+    "slowed, heat not told": (WANTED, everything(
+        {**WELL, "n3": of_driver("n3", BARE, load="index, clocks_event_reasons.hw_slowdown\n4, Active")})),
+    "rows wait": (WANTED, everything({**WELL, "n3": of_driver(
+        "n3", BARE, rows="gpu_uuid, remapped_rows.pending\nU2, Yes\nU9, Yes")})),
+    "shm": (WANTED, everything({n: looked(n, shm=[(1 << 30) - (n > "n2"), 0]) for n in NODES})),
+    "shm of all": (WANTED, everything({n: looked(n, shm=[1 << 20, 0]) for n in NODES})),
+    "no InfiniBand": (WANTED, with_n3(infiniband=False, memlock=[0, 0])),
+    "memlock": (WANTED, everything({
+        n: looked(n, memlock=[locked, -1]) for n, locked in at_nodes(0, (1 << 30) - 1, 1 << 30, -1)})),
+    "nofile": (WANTED, everything({
+        n: looked(n, nofile=[9, files]) for n, files in at_nodes(0, 4095, 4096, -1)})),
+    "torch": (WANTED, with_n3(torch={**TORCH, "available": False, "cuda": "13.9", "version": "2"},
+                              gpus="unknown", rows="unknown", visible="0")),
+    "no code": (WANTED, with_n3(torch={**TORCH, "archs": ["sm_100"], "capability": [8, 6]})),
+    "an error": (WANTED, with_n3(torch={**TORCH, "error": "init"})),
+    "no driver is known": (WANTED, everything({n: of_driver(n, BARE.replace(" 580", "")) for n in NODES})),
+    "not all drivers are known": (WANTED, everything({**WELL, "n3": of_driver("n3", "")})),
+    "clocks": (WANTED, everything({n: looked(n, at=at) for n, at in at_nodes(112.2, 112.0, 98.1, 97)})),
+    "all GPUs hang": (WANTED, everything(
+        {n: [*(r for r in WELL[n] if r["what"] == "node"), ill(n, "CUDA")] for n in NODES}, [])),
+}  # fmt: skip
 
 
-def test_a_slow_link_is_the_nodes_if_all_its_pairs_are_slow() -> None:
-    made = [
-        pair(i, *one, seconds=0.06 if "n4" in one else 0.006)
-        for i, some in enumerate(pair_rounds(NODES))
-        for one in some
-    ]
-    made.append({**pair(3, "n1", "n2", 0.06), "nodes": list(NODES), "world": 32})
-    seen = everything(WELL, made)
-    golden.check(bad(seen))
-    assert list(to_leave_out(judge(WANTED, seen), NODES)) == ["n4"]
+AS_THEY_ARE = ("alone", "two", "CPUs", "one process a node")  # said in full
 
 
-def test_one_slow_pair_of_good_nodes_is_no_nodes_fault() -> None:
-    made = [
-        pair(i, *one, seconds=0.06 if set(one) == {"n1", "n4"} else 0.006)
-        for i, some in enumerate(pair_rounds(NODES))
-        for one in some
-    ]
-    made.append({**pair(3, "n1", "n2"), "nodes": list(NODES), "world": 32})
-    seen = everything(WELL, made)
-    golden.check(bad(seen))
-    assert to_leave_out(judge(WANTED, seen), NODES) == {}
+@pytest.mark.parametrize("case", CASES)
+def test_findings(case: str) -> None:
+    """Those that differ from a well site's, and which nodes are left out."""
 
+    def lines(checks: Sequence[Check]) -> dict[str, str]:
+        words = ((c, (c.what, c.fix, " ".join(c.against), "own" * c.is_own)) for c in checks)
+        return {c.name: f"{c.ok} {' | '.join(filter(None, said))}" for c, said in words}
 
-def test_two_nodes_that_can_not_reach_each_other() -> None:
-    """Nobody can say whose fault it is."""
-    two = replace(WANTED, nodes=("n1", "n2"))
-    failed = [
-        told("n2", "silent", step="reduce 0", gpu=0, nodes=["n1", "n2"], doing="all-reduce"),
-        told("n1", "broken", step="reduce 0", gpu=3, nodes=["n1", "n2"], doing="all-reduce",
-             why="ncclSystemError: connection refused"),
-    ]  # fmt: skip
-    seen = everything({n: WELL[n] for n in ("n1", "n2")}, failed)
-    assert bad(seen, two) == {
-        "all-reduce of pairs": "n1 and n2: all-reduce failed: ncclSystemError: connection refused (on n1)"
-    }
-    assert to_leave_out(judge(two, seen), two.nodes) == {}
+    wanted, seen = CASES[case]
+    checks, of_usual = judge(wanted, seen), WANTED if case in AS_THEY_ARE else wanted
+    usual = lines(judge(of_usual, everything({n: WELL[n] for n in of_usual.nodes})))
+    found = lines(checks)
+    changed = {name: line for name, line in found.items() if line != usual.get(name)}
+    left_out, absent = to_leave_out(checks, wanted.nodes), usual.keys() - found.keys()
+    golden.check({
+        **changed, **({"not asked": ", ".join(sorted(absent))} if absent else {}),
+        **({"left out": left_out} if left_out else {}), "outliers": outliers(checks, wanted).ok,
+    })  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -479,26 +570,176 @@ def test_groups_meet_at_their_first_node_at_another_port_each_time() -> None:
         ]
 
 
+@pytest.mark.parametrize(
+    ("nodes", "longest_s"),
+    [(1, 300), (2, 120 + 300 + 210), (3, 120 + 300 + 4 * 210), (9, 120 + 300 + 4 * 210)],
+)
+def test_how_long_it_may_take(nodes: int, longest_s: float) -> None:
+    assert Wanted(nodes=NODES[:1] * nodes).longest_s == longest_s
+
+
+def test_what_nodes_are_asked() -> None:
+    usual = {
+        "device": "cuda", "processes": 8, "gpus": 0, "gpu_type": None, "lock": "", "interface": "",
+        "ports": None, "environment": {}, "look_s": 240, "reduce_s": 150, "starts_s": 60,
+    }  # fmt: skip
+    assert asdict(Wanted(nodes=("n1",))) == {"nodes": ("n1",), **usual}
+    cpu = replace(CPU, interface="ib0", ports=(7, 9), environment={"A": "b"}, starts_s=11)
+    both = {"environment": {}, "interface": "", "ports": None, "nodes": list(NODES)}
+    gpus = {
+        **both,
+        "device": "cuda",
+        "processes": 8,
+        "bytes": 512 << 20,
+        "matmul_s": 3,
+        "reduce_s": 3,
+    }
+    cpus = {**both, "device": "cpu", "processes": 2, "bytes": 4 << 20, "matmul_s": 0.2,
+            "reduce_s": 0.3, "interface": "ib0", "ports": [7, 9], "environment": {"A": "b"}}  # fmt: skip
+    look = {"stage": "look", "lock": "/f/lock", "matmul": True, "limit_s": 240}
+    assert look_request(WANTED) == {**gpus, **look}
+    assert look_request(cpu) == {**cpus, **look}
+    assert look_request(replace(WANTED, nodes=("n1",)))["lock"] == ""
+    assert hold_request(cpu) == {"stage": "hold", "lock": "/f/lock", "limit_s": 251}
+    reduce = {"stage": "reduce", "groups": [], "matmul": False, "limit_s": 150}
+    assert reduce_request(cpu, [], {}, 0) == {**cpus, **reduce}
+
+
+class Noted:
+    """Steps that are only noted down; n2 breaks, all others answer."""
+
+    def __init__(self) -> None:
+        self.asked, self.held = list[Any](), [{"what": "other"}]
+
+    def start(self, name: str, nodes: Sequence[str], request: Any, limit_s: float) -> Any:
+        self.asked.append((name, list(nodes), request, limit_s))
+        return SimpleNamespace(records=lambda: self.held)
+
+    def run(self, *step: Any) -> Sequence[Record]:
+        self.start(*step)
+        ended = [r for n in NODES for r in (node_of(n), told(n, "end"))]
+        return [*ended, ill("n2", "CUDA", "no")] if step[0] == "look" else []
+
+    def wait(self, step: Any, *, until: Callable[[], bool]) -> None:
+        self.asked.append(until())
+        self.held.append({"what": "held"})
+        self.asked.append(until())
+
+    def end(self, step: Any) -> None:
+        self.asked.append("end")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "lock", "pairs"),
+    [
+        (NODES, "/f/lock", [[("n3", "n4")], [("n1", "n4")], [("n1", "n3")], [("n1", "n3", "n4")]]),
+        (NODES[:3], "", [[("n1", "n3")]]),
+        (NODES[:1], "/f/lock", []),
+    ],
+)
+def test_a_node_that_breaks_by_itself_is_in_no_pair(
+    nodes: tuple[str, ...], lock: str, pairs: list[list[tuple[str, ...]]]
+) -> None:
+    wanted, runner = replace(WANTED, nodes=nodes, lock=lock), Noted()
+    drive._examine(runner, wanted)  # type: ignore[arg-type]
+    facts = {n: node_of(n) for n in nodes}
+    hold = [("hold", ["n1"], hold_request(wanted), 120), False, True]
+    is_held = bool(lock) and len(nodes) > 1
+    assert runner.asked == [
+        *(hold if is_held else []), ("look", list(nodes), look_request(wanted), 300),
+        *(["end"] if is_held else []),
+        *((f"reduce {i}", [n for g in groups for n in g], reduce_request(wanted, groups, facts, i), 210)
+          for i, groups in enumerate(pairs)),
+    ]  # fmt: skip
+
+
 def test_the_step_on_the_nodes_runs_in_the_sites_image() -> None:
     spec = ClusterSpec(
         name="lab", scheduler="slurm", file_root="/f", container=ContainerSpec(runtime="apptainer"),
-        slurm=SlurmSpec(extra_srun={"network": "ib"}),
+        slurm=SlurmSpec(extra_srun={"network": "ib"}), setup=("export A=1",),
     )  # fmt: skip
-    place = place_of(spec, "/i.sif", gpu=True, python="/py", in_shell=True)
-    argv = place.argv(["n1", "n2"], {"stage": "look"})
-    assert argv[:4] == ["srun", "--job-name=preflight", "--nodelist=n[1-2]", "--nodes=2"]
-    assert "--network=ib" in argv
-    assert argv[argv.index("/i.sif") + 1 :] == [
-        "python3",
-        "-c",
-        rounds.program(),
-        '{"stage": "look"}',
-    ]
+
+    def place(of: ClusterSpec, image: str | None, *, in_shell: bool = True) -> ProbeTarget:
+        return place_of(
+            of, image, gpu=True, python="/py", in_shell=in_shell, options=("--het-group=1",)
+        )
+
+    argv = place(spec, "/i.sif").argv(["n1", "n2"], {"stage": "look"})
+    at = argv.index("/i.sif")
+    assert argv[: argv.index("--network=ib") + 1] == [
+        "srun", "--job-name=preflight", "--nodelist=n[1-2]", "--nodes=2", "--ntasks=2",
+        "--ntasks-per-node=1", "--overlap", "--mem=0", "--cpu-bind=none", "--kill-on-bad-exit=0",
+        "--wait=0", "--export=ALL", "--input=none", "--het-group=1", "--network=ib",
+    ]  # fmt: skip
+    assert ("--nv" in argv[:at], argv[at + 1 :]) == (
+        True, ["python3", "-c", rounds.program(), '{"stage": "look"}']
+    )  # fmt: skip
     assert max(map(len, argv)) < 100_000  # a word of a command line has 128 KiB
-    bare = place_of(
-        replace(spec, setup=("export A=1",)), None, gpu=True, python="/py", in_shell=True
-    )
-    assert bare.command == ("bash", "-c", 'export A=1\nexec "$@"', "realsys-doctor", "/py")
+    shell = ("bash", "-c", 'export A=1\nexec "$@"', "realsys-doctor", "/py")
+    no_runtime = replace(spec, container=ContainerSpec(runtime="none"))
+    for of, image in ((spec, None), (no_runtime, "/i.sif")):
+        assert place(of, image).command == shell
+    assert place(spec, None, in_shell=False).command == ("/py",)
+    bare = replace(spec, setup=())
+    assert place(bare, None).command == ("/py",)
+    modules = place(replace(spec, modules=("cuda/12", "a b")), None).command
+    assert modules[:4] == ("bash", "-l", "-c", "module load cuda/12 'a b'\nexport A=1\nexec \"$@\"")
+    here = place_of(ClusterSpec(), None, gpu=True, python="/py", in_shell=True)
+    assert here == ProbeTarget(by_srun=False, command=("/py",))
+    assert here.argv(["n1"], {"a": 1}) == ["/py", "-c", rounds.program(), '{"a": 1}']
+
+
+def examined(shell: str, monkeypatch: pytest.MonkeyPatch, **more: Any) -> ProbeRecords:
+    """What comes of a script in Python's place, on one machine."""
+    monkeypatch.setattr(drive, "POLL_S", 0.01)
+    place = ProbeTarget(by_srun=False, command=("sh", "-c", shell))
+    wanted = Wanted(nodes=("here",), look_s=more.pop("look_s", 240.0), starts_s=0.0)
+    return examine(wanted, place, {"WORD": "a word"}, **more)
+
+
+def test_a_steps_records_and_last_lines_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, noted = time.time(), list[list[str]]()
+    record = f'{node_records.MARK}n.1 1/1 {{"node": "here", "what": "x"}}'
+    script = f"seq 4; echo; echo '{record}'; echo \"$WORD\" >&2; pwd; cat; echo $2"
+    seen = examined(script, monkeypatch, note=noted.append)
+    ((found,), (step,)) = seen.records, seen.steps
+    assert before <= step.begun <= found.pop("heard") <= time.time()  # type: ignore[attr-defined]
+    assert found == {"node": "here", "what": "x", "step": "look"}
+    request = noted[0][-1]
+    wanted = StepSeen(name="look", nodes=("here",), begun=step.begun, limit_s=240.0,
+                      said=("3", "4", "a word", "/", request))  # fmt: skip
+    assert step == wanted
+    assert json.loads(request)["stage"] == "look"
+
+
+def test_a_step_that_is_late_is_ended_and_what_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = f"sleep 300 & echo $! > {tmp_path}/pid; wait"
+    seen = examined(script, monkeypatch, look_s=0.2)
+    assert [step.is_late for step in seen.steps] == [True]
+    gone((tmp_path / "pid").read_text().split())
+    assert examined(script, monkeypatch, goes_on=lambda: False) == ProbeRecords()
+
+
+def test_the_driver_inside_of_an_allocation(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked, seen = list[Any](), everything(WELL)
+    monkeypatch.setattr(drive, "examine", lambda *args: asked.append(args) or seen)
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-4]")
+    monkeypatch.setenv("SLURM_CPU_BIND", "x")
+    place = ProbeTarget(by_srun=True, options=("-a",), command=("/py", "-b"))
+    for ports in (None, (7, 9)):
+        wanted = replace(WANTED, ports=ports)
+        request = {"wanted": asdict(replace(wanted, nodes=())), "place": asdict(place)}
+        monkeypatch.setattr(sys, "argv", ["drive", json.dumps(request)])
+        assert drive.main() == 0
+        *told, environ = asked.pop()
+        assert told == [wanted, place]
+        assert "SLURM_CPU_BIND" not in environ
+        expected = json.loads(json.dumps({**asdict(seen), "nodes": NODES}))
+        assert json.loads(capsys.readouterr().out) == expected
 
 
 SPEC = ClusterSpec(
@@ -545,50 +786,25 @@ def __getattr__(name):
 """
 
 
-@pytest.mark.parametrize(("hangs", "look_s"), [("yes", 3.0), ("no", 100.0)])
-def test_what_a_node_says_comes_back_though_its_gpus_hang_or_break(
-    tmp_path: Path, hangs: str, look_s: float
-) -> None:
+def test_what_a_node_says_comes_back_though_its_gpus_break(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(FAKE_TORCH)
-    (tmp_path / "nvidia-smi").write_text(
-        '#!/bin/sh\ncase "$1" in *compute_cap*)\n'
-        "echo 'Field \"compute_cap\" is not a valid field to query.'; exit 2;; esac\n"
-        'echo "${1#*=}" | cut -d, -f1,2; echo "0, GPU-7"\n'
-    )
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho index; echo 7\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
-    wanted = Wanted(nodes=("here",), device="cpu", processes=2, look_s=look_s)
+    wanted = Wanted(nodes=("here",), device="cpu", processes=2, look_s=100.0)
     environ = {
-        **os.environ, "PYTHONPATH": str(tmp_path), "HANGS": hangs, "SLURMD_NODENAME": "here",
+        **os.environ, "PYTHONPATH": str(tmp_path), "HANGS": "no", "SLURMD_NODENAME": "here",
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
     }  # fmt: skip
     seen = examine(wanted, ProbeTarget(by_srun=False, command=(sys.executable,)), environ)
-    ill = sorted((r for r in seen.records if "doing" in r), key=lambda r: r["gpu"])
-    assert [(r["gpu"], r["what"]) for r in ill] == [
-        (gpu, "silent" if hangs == "yes" else "broken") for gpu in (0, 1)
+    broken = sorted((r for r in seen.records if "doing" in r), key=lambda r: r["gpu"])
+    assert [(r["gpu"], r["what"], r["doing"], r["why"]) for r in broken] == [
+        (gpu, "broken", "matmul", "RuntimeError: torch says no") for gpu in (0, 1)
     ]
     assert [r["what"] for r in seen.records][-1] == "end"
     node = next(r for r in seen.records if r["what"] == "node")
     assert (node["node"], len(node["ports"]), node["lock"]) == ("here", 8, None)
-    if hangs == "no":
-        assert ill[0]["doing"] == "matmul"
-        assert ill[0]["why"] == "RuntimeError: torch says no"
-        before = next(r for r in seen.records if r["what"] == "smi" and r["when"] == "before")
-        assert smi_rows(before["gpus"]) == [{"index": "0", "uuid": "GPU-7"}]
-
-
-def test_a_lock_is_seen_by_another_process(tmp_path: Path) -> None:
-    path = str(tmp_path / "lock")
-    error, handle = node_program.try_lock(path)
-    assert error == ""
-    probe = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import node_program as program; "
-        "print(program.try_lock(sys.argv[2])[0])"
-    )
-    folder = str(Path(node_program.__file__).parent)
-    argv = [sys.executable, "-c", probe, folder, path]
-    assert subprocess.run(argv, capture_output=True, text=True).stdout.strip() == "held"
-    os.close(handle)
-    assert subprocess.run(argv, capture_output=True, text=True).stdout.strip() == ""
+    before = next(r for r in seen.records if r["what"] == "smi" and r["when"] == "before")
+    assert smi_rows(before["gpus"]) == [{"index": "7"}]
 
 
 # ---- at a job's start -------------------------------------------------------------------------
@@ -633,12 +849,113 @@ def test_what_is_wrong_with_the_site_ends_the_run_and_blames_no_node() -> None:
     assert failures(checks[:2], {}, "t/1", host="n1", former=[]) == []
 
 
-def test_a_broken_gpu_is_its_nodes_though_there_is_no_other_node() -> None:
-    one = replace(WANTED, nodes=("n1",))
-    seen = everything({"n1": looked("n1", gpus="ecc", shm=[1 << 20, 0])}, [])
-    checks = judge(one, seen)
-    assert [check.name for check in checks if check.ok is False] == ["GPU memory", "/dev/shm"]
-    golden.check(list(to_leave_out(checks, one.nodes).values()))
+def started(root: Path, layout: JobLayout = JobLayout.SINGLE, **of_job: Any) -> LaunchPlan:
+    """A plan for two nodes of eight GPUs, with a site's words."""
+    plan = make_plan(
+        root, layout=layout, interface="ib0", env_vars={"NCCL_DEBUG": "INFO"}, port_range="7-9",
+        setup=("export A=1",), container=ContainerSpec(runtime="apptainer"),
+        step={"container_image": "/i.sif", "gpus_per_task": 4.0},
+    )  # fmt: skip
+    assert plan.job is not None
+    gpus = {"gpus_per_node": 8, "gpu_type": "h100"}
+    parts = tuple(replace(c, **(gpus if c.nodes == 2 else {})) for c in plan.job.components)
+    return replace(plan, job=replace(plan.job, components=parts, **of_job))
+
+
+def skipped(files: AttemptFiles, environ: Mapping[str, str]) -> int:
+    """Notes that the numbers of former steps are used up first."""
+    (files.root / "skipped").write_text(environ["SLURM_JOB_NODELIST"])
+    return 0
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """The environment of a job's first step; what is examined, which finds n2 ill."""
+    found: list[tuple[Any, ...]] = []
+
+    def examine(wanted: Wanted, place: ProbeTarget, environ: Mapping[str, str], **more: Any) -> Any:
+        more["note"]([*place.command, rounds.program()])
+        found.append((wanted, place, environ, more["goes_on"]))
+        of = {n: WELL[n] for n in wanted.nodes}
+        return everything({**of, **({"n2": looked("n2", gpus="ecc")} if "n2" in of else {})}, [])
+
+    monkeypatch.setattr(preflight_check, "examine", examine)
+    monkeypatch.setattr(preflight_check, "skip_former_numbers", skipped)
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
+    monkeypatch.setenv("SLURM_JOB_NODELIST_HET_GROUP_0", "n3")
+    monkeypatch.setenv("SLURM_JOB_NODELIST_HET_GROUP_1", "n[1-2]")
+    monkeypatch.setenv("SLURM_CPU_BIND", "x")
+    (files := TrialFiles(tmp_path / "run1")).attempt(2).root.mkdir(parents=True)
+    files.secrets.mkdir()
+    files.task_environment.write_text("export NCCL_A=1\nexport HOME=/h\nexport NCCL_DEBUG=old\n")
+    return found
+
+
+ATTEMPT = AttemptRecord(
+    number=2, token="t", host="n1", supervisor_pid=1, supervisor_start=1, started_at=1.0
+)
+
+
+def preflight(plan: LaunchPlan, goes_on: Callable[[], bool] = lambda: True) -> list[Failure]:
+    files = TrialFiles(Path(plan.trial_dir))
+    return preflight_check.preflight(plan, ATTEMPT, files, files.attempt(2), goes_on)
+
+
+def test_a_run_is_stopped_by_an_ill_node_if_it_is_to_be(
+    tmp_path: Path, asked: list[tuple[Any, ...]]
+) -> None:
+    files = TrialFiles(tmp_path / "run1")
+    assert preflight(started(tmp_path, preflight="off")) == []
+    assert preflight(replace(started(tmp_path), job=None)) == []
+    assert (asked, files.attempt(2).preflight.exists()) == ([], False)
+    assert not (files.attempt(2).root / "skipped").exists()
+    assert preflight(started(tmp_path, preflight="stop"), lambda: False) == []  # a stop is asked
+    assert preflight(started(tmp_path, preflight="warn")) == []
+    assert (files.attempt(2).root / "skipped").read_text() == "n[1-2]"
+    record = read_record(PreflightRecord, files.attempt(2).preflight)
+    assert record is not None
+    assert (record.mode, list(record.ill), len(record.checks)) == ("warn", ["n2"], 13)
+    assert record.seconds >= 0
+    assert record.at + record.seconds == pytest.approx(time.time(), abs=600)
+    (failure,) = preflight(started(tmp_path, preflight="stop"))
+    assert (failure.worker, failure.host, failure.pid, failure.kind) == (
+        "preflight", "n2", 0, "Preflight"
+    )  # fmt: skip
+    assert "failed the preflight" in failure.why
+    for one in (1, 2, 3):  # the next attempt's says nothing of this one
+        write_record(files.attempt(one).preflight, replace(record, ill={f"n{one + 1}": "ill"}))
+    (again,) = preflight(started(tmp_path, preflight="stop"))
+    assert "found again by" in again.why
+    assert "n2" not in preflight_check._formerly_ill(files, replace(ATTEMPT, number=1))
+
+
+def test_each_component_is_examined_on_its_nodes(
+    tmp_path: Path, asked: list[tuple[Any, ...]]
+) -> None:
+    anywhere = started(tmp_path, preflight="warn")
+    preflight(replace(anywhere, cluster=replace(anywhere.cluster, port_range=None, interface=None)))
+    ((wanted, *_),) = asked
+    assert (wanted.ports, wanted.interface) == (None, "")
+    asked.clear()
+    (tmp_path / "run1/attempts/0002/steps.jsonl").unlink()
+    goes_on = [True].copy
+    preflight(started(tmp_path, JobLayout.HET, preflight="warn"), goes_on)  # type: ignore[arg-type]
+    (one, here, environ, _), (two, there, _, told) = asked
+    usual = {
+        "lock": str(tmp_path / "run1/attempts/0002/preflight.lock"), "interface": "ib0",
+        "ports": (7, 9), "environment": {"NCCL_A": "1", "NCCL_DEBUG": "INFO"},
+    }  # fmt: skip
+    assert one == Wanted(nodes=("n3",), device="cpu", processes=2, gpus=0, **usual)
+    assert two == Wanted(nodes=("n1", "n2"), processes=8, gpus=8, gpu_type="h100", **usual)
+    assert (here.options[0], there.options[0]) == ("--het-group=0", "--het-group=1")
+    assert here.command == (sys.executable,)  # the batch script has set it up
+    assert {"--nv", "/i.sif", "apptainer"} <= set(there.command)
+    assert told is goes_on
+    assert "SLURM_CPU_BIND" not in environ
+    steps = TrialFiles(tmp_path / "run1").attempt(2).steps.read_text().splitlines()
+    assert [(json.loads(line)["step"], len(line) < 3000) for line in steps] == [
+        ("preflight", True)
+    ] * 2
 
 
 @pytest.mark.parametrize(
@@ -655,14 +972,6 @@ def test_gpus_of_other_jobs_on_the_node_are_not_judged(
     visible: str | None, indices: list[str]
 ) -> None:
     assert [row["index"] for row in own_rows(smi_rows(smi("h100")), visible)] == indices
-
-
-def test_a_job_beside_a_broken_gpu_that_is_not_its_own_runs() -> None:
-    half = replace(WANTED, nodes=("n1",), gpus=4, processes=4)
-    others = everything({"n1": looked("n1", gpus="ecc", visible="4,5,6,7")}, [])
-    assert bad(others, half) == {}
-    ours = everything({"n1": looked("n1", gpus="ecc", visible="0,1,2,3")}, [])
-    assert list(bad(ours, half)) == ["GPU memory"]
 
 
 def scheduled() -> dict[str, Any]:
@@ -720,10 +1029,14 @@ def test_a_stop_that_is_asked_meanwhile_ends_the_step(tmp_path: Path) -> None:
     assert len(asked) == 1
     assert [step.is_late for step in seen.steps] == [False]
     assert next(r["what"] for r in seen.records) == "node"
+    gone(pids.read_text().split())
+
+
+def gone(pids: Sequence[str]) -> None:
     deadline = time.monotonic() + 240  # killed is not yet gone
-    while left := [p for p in map(int, pids.read_text().split()) if is_running(p)]:
+    while left := [pid for pid in map(int, pids) if is_running(pid)]:
         assert time.monotonic() < deadline, left
-        time.sleep(0.05)
+        time.sleep(0.01)
 
 
 def is_running(pid: int) -> bool:

@@ -47,6 +47,11 @@ def test_each_task_has_its_host_and_return_code_and_the_first_word_counts():
         ("Terminated", -15),
         ("Out Of Memory", -9),
         ("Exited with exit code 255", 255),
+        *(
+            (f"Exited with exit code {c}", code)
+            for c, code in ((128, 128), (129, -1), (159, -31), (160, 160))
+        ),
+        ("Hangup", -1),
         ("something new", 1),
     ],
 )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from realsys.slurm.hostlist import short_name
-from realsys.slurm.lost_nodes import lost_nodes
+from realsys.slurm.lost_nodes import evidence, lost_nodes, without_lost
 from realsys.slurm.unreachable_nodes import is_unreachable, node_states_argv, unreachable_nodes
 from realsys.trial.records import ExitMarker, Failure, Result
 
@@ -26,7 +28,10 @@ def test_a_state(state: str, found: bool) -> None:
 def test_sinfos_lines() -> None:
     output = "n1|mixed|none\nn2|down*|Not responding\nn2|down*|Not responding\nn3|mixed*|none\n\n"
     assert unreachable_nodes(output) == {"n2": "down*: Not responding", "n3": "mixed*"}
-    assert node_states_argv("n[1-3]")[-2:] == ["--nodes=n[1-3]", "--format=%N|%T|%E"]
+    argv = ["sinfo", "--noheader", "--Node", "--nodes=n[1-3]", "--format=%N|%T|%E"]
+    assert node_states_argv("n[1-3]") == argv
+    odd = " n5 | down* | a | b\nn6\n|down|x\nn7|down|\nn8|down\n"
+    assert unreachable_nodes(odd) == {"n5": "down*: a", "n7": "down", "n8": "down"}
 
 
 @pytest.mark.parametrize(
@@ -49,16 +54,60 @@ FENCED = "exited with code 77: its lease could not be renewed in time, so it sto
 SILENT = "its lease has ended: its node is lost or cut off, or it hangs"
 
 
-def test_sruns_word_on_a_node_blames_that_node_and_not_the_worker_whose_failure_has_it() -> None:
-    words = "exited with code 1 (srun ended with 1: Node failure on n2)"
-    assert list(lost_nodes(marker(("n1", words), ("n2", words)), "n[1-2]")) == ["n2"]
+RANGE = "exited with code 1 (srun ended with 1: Node failure on n[2-3])"
+ECC = "CUDA error: uncorrectable ECC error encountered"
+STORE = "the store has not answered for 60 s"
 
 
-def test_who_alone_can_not_reach_the_store_is_left_out_and_not_all() -> None:
-    assert list(lost_nodes(marker(("n2", FENCED), ("n1", "a reset")), "n[1-2]")) == ["n2"]
-    assert lost_nodes(marker(("n2", FENCED), ("n1", FENCED)), "n[1-2]") == {}
+@pytest.mark.parametrize(
+    ("nodes", "failures", "lost"),
+    [
+        ("", [("n1", SILENT)], {}),  # on one machine
+        ("n[1-2]", [("n2.site", SILENT), ("n2", ECC)], {"n2": SILENT}),
+        ("N2", [("n2", SILENT)], {"N2": SILENT}),  # there is no other
+        ("n[1-2]", [("n9", SILENT)], {}),
+        ("n[1-2]", [("n1", ECC + "\nmore"), ("n2", SILENT)], {"n1": ECC, "n2": SILENT}),
+        ("n[1-2]", [("n1", SILENT), ("n2", SILENT)], {}),  # it is the store that lost them
+        ("n[1-3]", [("n1", SILENT), ("n2", SILENT)], {"n1": SILENT, "n2": SILENT}),
+        ("n[1-4]", [("n1", RANGE)], {"n2": RANGE, "n3": RANGE}),  # srun's word, of no worker there
+        ("n[1-2]", [("n2", FENCED), ("n1", "a reset")], {"n2": FENCED}),
+        ("n[1-3]", [("n2", STORE), ("n3", FENCED), ("n2", FENCED)], {"n2": STORE, "n3": FENCED}),
+        ("n[1-2]", [("n2", FENCED), ("n1", STORE)], {}),
+        ("n[1-2]", [("n9", FENCED)], {}),
+        ("n[1-2]", [("n2", f"it says: {FENCED}")], {}),  # another's words
+        (
+            "n[1-2]",
+            [("n1", "failed the preflight"), ("n2", FENCED)],
+            {"n1": "failed the preflight"},
+        ),
+    ],
+)
+def test_nodes_that_an_attempt_lost(
+    nodes: str, failures: list[tuple[str, str]], lost: dict[str, str]
+) -> None:
+    told = {node: f"w/0 there: {why}" for node, why in lost.items()}
+    assert lost_nodes(marker(*failures), nodes) == told
+    assert evidence(told) == "; ".join(f"{node} (w/0 there: {why})" for node, why in lost.items())
+    assert lost_nodes(None, nodes) == {}
+    assert (
+        lost_nodes(replace(marker(*failures), first_failure=None, other_failures=()), nodes) == {}
+    )
 
 
-def test_a_store_that_lost_all_leases_blames_no_node() -> None:
-    assert lost_nodes(marker(("n1", SILENT), ("n2", SILENT)), "n[1-2]") == {}
-    assert list(lost_nodes(marker(("n1", SILENT), ("n2", SILENT)), "n[1-3]")) == ["n1", "n2"]
+@pytest.mark.parametrize(
+    ("excluded", "pinned", "of_partition", "new"),
+    [
+        ("", "", 4, "n2"),
+        ("n[7-8],n2", "", 5, "n[2,7-8]"),
+        ("n[7-8]", "", 4, None),  # two are left, it needs two; with n2 gone only one
+        ("", "n[1,3]", 3, "n2"),
+        ("", "n[1-2]", 9, None),
+        ("", "", 3, "n2"),
+        ("", "", 2, None),
+    ],
+)
+def test_a_job_without_its_lost_nodes(
+    excluded: str, pinned: str, of_partition: int, new: str | None
+) -> None:
+    options = {"excluded": excluded, "pinned": pinned, "of_partition": of_partition, "needed": 2}
+    assert without_lost(["n2"], **options) == new  # type: ignore[arg-type]

@@ -1,5 +1,6 @@
 """Attempts: one incarnation at a time, numbered, each with a token of its own."""
 
+import errno
 import os
 import socket
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import golden
 import pytest
@@ -22,6 +24,7 @@ from realsys.name_resolve.key_table import TrialKeys
 from realsys.name_resolve.open import open_store
 from realsys.supervisor.attempt.attempt import MOST_AT_ONCE, Job, claim_attempt, end_attempt
 from realsys.transport.curve_keys import TrialKeypairs
+from realsys.trial.machine_identity import this_machine
 from realsys.trial.records import (
     AttemptRecord,
     ExitMarker,
@@ -79,6 +82,40 @@ def attempt_of(number, *, pid, start, host=None):
         supervisor_start=start,
         started_at=1.0,
     )
+
+
+@pytest.mark.parametrize(
+    ("environ", "job"),
+    [
+        ({}, Job()),
+        ({"SUBMITIT_LOCAL_JOB_ID": "9"}, Job(job_id="9")),
+        (
+            {"SLURM_JOB_ID": "12", "SUBMITIT_LOCAL_JOB_ID": "9", "SLURM_RESTART_COUNT": "2",
+             "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NODELIST_HET_GROUP_0": "n7"},
+            Job(job_id="12", restart_count=2, nodes="n[1-2]"),
+        ),
+        (
+            {"SLURM_JOB_ID": "14", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3",
+             "SLURM_HET_SIZE": "1", "SLURM_JOB_NODELIST": "n1"},
+            Job(job_id="12_3", nodes="n1"),
+        ),
+        (
+            {"SLURM_JOB_ID": "12", "SLURM_HET_SIZE": "3", "SLURM_JOB_NODELIST": "n1",
+             "SLURM_JOB_NODELIST_HET_GROUP_0": "n1", "SLURM_JOB_NODELIST_HET_GROUP_2": "n[3-4]"},
+            Job(job_id="12", nodes="n1,n[3-4]"),
+        ),
+    ],
+)  # fmt: skip
+def test_the_job_of_a_batch_step(environ, job):
+    assert Job.from_environment(environ) == job
+
+
+def test_the_machine_is_recorded_where_slurm_does_not_say_what_lives(files, store):
+    on_slurm, _ = claim_attempt(files, store, KEYS, job=Job(job_id="77", nodes="n[1-2]"))
+    assert (on_slurm.nodes, on_slurm.machine) == ("n[1-2]", None)
+    end(files, 1)
+    here, _ = claim_attempt(files, store, KEYS, job=Job(job_id="77"))
+    assert (here.nodes, here.machine) == ("", this_machine())
 
 
 # ---- taking one -----------------------------------------------------------------------------------
@@ -319,6 +356,16 @@ def test_whose_folder_is_taken_gets_nothing(files, store, monkeypatch):
         store.get(KEYS.attempt)
 
 
+def test_a_folder_that_can_not_be_made_leaves_nothing(files, store, monkeypatch):
+    def rename(*_):
+        raise OSError(errno.EIO, "it broke")
+
+    monkeypatch.setattr(os, "rename", rename)
+    with pytest.raises(OSError, match="broke"):
+        take(files, store)
+    assert list(files.attempts.iterdir()) == []
+
+
 def test_an_attempt_that_got_no_further_than_its_folder_does_not_stop_the_next(files, store):
     files.attempt(1).root.mkdir(parents=True)
     assert take(files, store)[0].number == 2
@@ -356,7 +403,10 @@ def test_a_former_store_with_leases_means_that_it_lives(files, store, monkeypatc
 
     with golden.raises(TrialIsLive):
         take_it()
-    former.delete(KEYS.worker("model_worker", 0))
+    monkeypatch.setattr("realsys.supervisor.attempt.attempt.LEASE_SLACK_S", 60.0)
+    ends = SimpleNamespace(monotonic=lambda: 0.0, time=lambda: 2.0)  # while they are waited for
+    ends.sleep = lambda seconds: former.delete(KEYS.worker("model_worker", 0))
+    monkeypatch.setattr("realsys.supervisor.attempt.attempt.time", ends)
     assert take_it()[0].number == 2
 
 

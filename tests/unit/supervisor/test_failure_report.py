@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,13 @@ from realsys.runtime import worker_exit_codes
 from realsys.supervisor.health.failure_report import FailureReporter, suspects
 from realsys.supervisor.health.first_failure import order_failures
 from realsys.supervisor.health.peer_failures import is_secondary
-from realsys.trial.records import AttemptFiles, AttemptRecord, TrialFiles, WorkerStatus
+from realsys.trial.records import (
+    AttemptFiles,
+    AttemptRecord,
+    TrialFiles,
+    WorkerRecord,
+    WorkerStatus,
+)
 
 IN_COLLECTIVE = "all_reduce (torch/distributed/distributed_c10d.py:2501) < step (engine.py:88)"
 
@@ -52,6 +59,14 @@ def status(stalled_s: float = 0.0, where: str = "", waits_for: str = "") -> Work
             {"m/0": status(60.0, "poll", "m/7: a")},
             ["m/0"],
         ),
+        (  # nor has one that is entered from outside
+            {
+                "m/0": status(60.0, "p", "m/1: a"),
+                "m/1": status(59.0, "p", "m/2: b"),
+                "m/2": status(58.0, "p", "m/1: c"),
+            },
+            ["m/1", "m/2"],
+        ),
         (  # a circle has no end: those in it are named
             {"m/0": status(60.0, "p", "m/1: a"), "m/1": status(59.0, "p", "m/0: b")},
             ["m/0", "m/1"],
@@ -77,10 +92,11 @@ def test_a_worker_that_ran_out_of_memory_is_told_with_the_setting_to_change(tmp_
     task = SimpleNamespace(
         worker="model_worker/1", host="n2", pid=7, hint=hint, ended_at=2.0, poll=lambda: -9
     )
-    files = TrialFiles(tmp_path).attempt(1)
+    files = TrialFiles(tmp_path / "ppo" / "run1").attempt(1)
     failure = FailureReporter(attempt, files).of_task(task, None)
     assert "3460 MiB" in failure.why
     assert "scheduling.model_worker.mem=" in failure.fix
+    assert " ppo/run1 " in failure.fix
 
 
 # ---- workers that were not started -----------------------------------------------------------------
@@ -129,6 +145,30 @@ def test_a_log_that_is_not_there_is_not_named(reporter):
     own.write_text("hello\n")
     (reporter.files.logs / "srun-generation_server.log").write_text("srun: something\n")
     assert reporter.of_task(Unstarted(), None).log == str(own)  # its own says most
+
+
+@pytest.mark.parametrize(
+    ("stalled", "words"),
+    [
+        ({"mfc": "actor_train", "stalled_where": "loop (a.py:7)"}, "stalled"),
+        ({}, "stalled"),
+        ({"stalled_s": 0.0}, "answer"),
+    ],
+)
+def test_of_a_worker_that_hangs_its_place_and_what_may_be_raised_are_told(reporter, stalled, words):
+    told = WorkerStatus(**{"state": "running", "step": 3, "stalled_s": 61.4, **stalled})
+    task, before = replace(Unstarted(), host="", ended_at=None), time.time()
+    known = WorkerRecord(worker="", host="n7", pid=42, start=1, attempt=1, token="t")
+    found = reporter.of_stall(task, known, told)
+    assert before <= found.at + told.stalled_s <= time.time()
+    assert (found.worker, found.host, found.pid) == ("generation_server/1", "n7", 42)
+    assert (found.kind, words in found.why) == ("Stalled", True)
+    golden.check(found)
+    nobody = reporter.of_stall(task, None, told)
+    assert (nobody.host, nobody.pid) == ("n1", 0)
+    there = reporter.of_silence(Unstarted(pid=9), known, why="it is silent")
+    assert (there.host, there.pid, there.at, there.why) == ("n2", 9, 5.0, "it is silent")
+    assert reporter.of_silence(task, known, why="").at == pytest.approx(time.time(), abs=600)
 
 
 # ---- NCCL's end, which leaves no last words ----------------------------------------------------------

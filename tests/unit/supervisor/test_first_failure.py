@@ -60,6 +60,7 @@ def test_an_end_is_told_as_a_sentence(returncode, text):
 
 def test_a_signal_without_a_name_is_told_once_by_its_number():
     golden.check(describe_exit(-99))
+    assert describe_exit(0) == "exited with code 0"
 
 
 # ---- order ----------------------------------------------------------------------------------------

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from realsys.supervisor.health.peer_failures import (
+    UNOBSERVED,
     addresses_of,
     ends_of_link,
     is_secondary,
@@ -147,3 +150,29 @@ def test_the_message_on_a_lost_node_has_who_lost_its_connection_to_it() -> None:
     assert with_both_ends(first, (), REGISTERED, HOSTS) == first
     own = failure("ValueError: no")
     assert with_both_ends(own, (reset,), REGISTERED, HOSTS) == own
+
+
+def test_a_host_without_a_node_has_no_empty_name() -> None:
+    assert "" not in addresses_of(replace(REGISTERED["model_worker/0"], node=""))
+
+
+@pytest.mark.parametrize(
+    ("kind", "why", "others", "is_told"),
+    [
+        ("RuntimeError", OF_A_PEER[0], [], True),
+        ("RuntimeError", "gloo/transport/ and no address", ["gpu02"], True),
+        ("RuntimeError", "gloo/transport/ and no address", ["gpu01"], False),  # one end only
+        ("StoreUnavailable", OF_A_PEER[0], [], False),
+        ("RuntimeError", f"{OF_A_PEER[0]} {UNOBSERVED}", [], False),
+    ],
+)
+def test_both_ends_of_a_link_are_told_if_it_was_one(
+    kind: str, why: str, others: list[str], is_told: bool
+) -> None:
+    first = failure(why, kind=kind, secondary=True)
+    also = [failure("x", host=host, secondary=True) for host in others]
+    hosts = () if others else HOSTS
+    found = with_both_ends(first, also, REGISTERED, hosts)
+    assert (found != first) is is_told
+    assert ("gpu01" in found.fix and "gpu02" in found.fix) is is_told
+    assert with_both_ends(replace(first, fix="mine"), also, REGISTERED, hosts).fix == "mine"

@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from realsys.api.errors import ClusterError
 from realsys.api.scheduling import INDEPENDENTLY_RESTARTABLE, WorkerType
+from realsys.name_resolve.key_table import TrialKeys
+from realsys.name_resolve.open import open_store
+from realsys.observability.history import Op
+from realsys.runtime.worker_commands import Command, Verb
+from realsys.runtime.worker_exit_codes import NOT_STARTED
+from realsys.supervisor.attempt.attempt import Job, claim_attempt
+from realsys.supervisor.health import worker_restarts
+from realsys.supervisor.health.failure_report import FailureReporter
 from realsys.supervisor.health.restarts import (
     RestartPolicy,
     Stalls,
     is_restarted_alone,
     judge_stalls,
 )
-from realsys.trial.records import WorkerStatus
+from realsys.supervisor.health.worker_restarts import WorkerRestarts
+from realsys.trial.records import Failure, TrialFiles, WorkerStatus, loads, write_record
 
 SERVER, MANAGER, ROLLOUT = "generation_server/1", "gserver_manager/0", "rollout_worker/2"
 MASTER, MODEL = "master_worker/0", "model_worker/0"
+FAILURE = Failure(worker=SERVER, host="n2", pid=7, why="why", at=5.0)
 
 
 def test_master_and_model_workers_end_the_trial():
@@ -138,5 +156,151 @@ def test_a_rank_in_a_collective_is_not_blamed_while_another_computes():
     assert judge_stalls({MODEL: elsewhere, "model_worker/1": works}, recovering=set()).fatal
     both = {MODEL: waits, "model_worker/1": works, "model_worker/2": elsewhere}
     assert judge_stalls(both, recovering=set()).fatal
-    too_long = WorkerStatus(state="running", stalled_s=1801.0, stalled_where=where)
+    too_long = WorkerStatus(state="running", stalled_s=1800.0, stalled_where=where)
     assert judge_stalls({MODEL: too_long, "model_worker/1": works}, recovering=set()).fatal
+    one_of_two = {MODEL: too_long, "model_worker/1": waits, "model_worker/2": works}
+    assert judge_stalls(one_of_two, recovering=set()).fatal
+
+
+# ---- what is done about it ------------------------------------------------------------------------
+
+
+class World:
+    """What a supervisor's restarts act on, noted down: steps, store, leases, history, clock."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, **more: Any) -> None:
+        self.now_s, self.done, self.is_stopping = 1000.0, list[tuple[str, str]](), False
+        monkeypatch.setattr(worker_restarts, "time", self)
+        (root / "run1").mkdir()
+        files = TrialFiles(root / "run1")
+        keys = TrialKeys(cluster="c", user="u", experiment="e", trial="t")
+        self.store = open_store(f"memory://{root}")
+        attempt, of_attempt = claim_attempt(files, self.store, keys, job=Job())
+        self.leases: Any = SimpleNamespace(
+            registered={}, statuses={}, forget=lambda w: self.done.append(("forget", w))
+        )
+        history: Any = SimpleNamespace(note=lambda op, worker: self.done.append((op.name, worker)))
+        self.restarts = WorkerRestarts(
+            self, of_attempt, self.store, keys, attempt, self.leases, history,  # type: ignore[arg-type]
+            FailureReporter(attempt, of_attempt), lambda: self.is_stopping, **more,
+        )  # fmt: skip
+        self.restarts.begin_phase()
+        self.files, self.keys = of_attempt, keys
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    time = monotonic
+
+    def kill(self, task: Any) -> None:
+        self.done.append(("kill", task.worker))
+
+    def restart(self, task: Any) -> Any:
+        self.done.append(("restart", task.worker))
+        return of(task.worker)
+
+    def advance(self, *tasks: Any, now_s: float) -> list[Failure]:
+        self.now_s = now_s
+        return self.restarts.advance(list(tasks))
+
+
+def of(worker: str, code: int | None = None, **more: Any) -> Any:
+    """A task, that runs unless it has a code."""
+    known = {"host": "n2", "pid": 7, "ended_at": None, "hint": "", **more}
+    return SimpleNamespace(worker=worker, code=code, poll=lambda: code, **known)
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(tmp_path, monkeypatch)
+
+
+def test_one_that_hangs_writes_its_stacks_before_it_is_killed_and_started_again(world):
+    world.leases.statuses = {SERVER: status(40.0, where="loop (a.py:7)"), ROLLOUT: status()}
+    server, tasks = of(SERVER), [of(SERVER), of(ROLLOUT)]
+    assert not world.restarts.take_hung([of(SERVER, code=1)])  # of a step that is over
+    assert world.restarts.take_hung([*tasks[1:], server])
+    command = world.keys.command("generation_server", 1)
+    assert loads(Command, world.store.get(command).value, where="").verb is Verb.DUMP
+    assert len(world.store.find_subtree(world.keys.commands)) == 1
+    assert (world.restarts.is_down(SERVER), world.restarts.is_given_up(SERVER)) == (True, False)
+    assert world.restarts.take_hung(tasks)  # it is down already
+    assert world.advance(server, now_s=1001.9) == []
+    assert world.done == [("LOST", SERVER)]
+    for now_s in (1002.0, 1032.0):
+        assert world.advance(server, now_s=now_s) == []
+        assert world.done[1:] == [("kill", SERVER)]
+    world.is_stopping = True
+    assert world.advance(server, now_s=1032.1) == []
+    world.is_stopping = False
+    (failure,) = world.advance(server, now_s=1032.1)  # nobody sees it end
+    assert "30 s" in failure.why
+    assert not world.restarts.is_down(SERVER)
+    world.leases.statuses = {MODEL: status(40.0)}
+    assert not world.restarts.take_hung([of(MODEL)])
+
+
+def test_one_that_is_lost_is_killed_at_once(world):
+    server = of(SERVER)
+    assert world.restarts.take(server, Op.LOST)
+    assert world.advance(server, now_s=1000.0) == []
+    assert world.done == [("LOST", SERVER), ("kill", SERVER)]
+
+
+def test_one_that_ended_is_started_again_after_a_pause_and_counted(world):
+    ended = of(SERVER, code=3)
+    failure = replace(FAILURE, worker=SERVER)
+    assert world.restarts.with_restart_count(failure) == failure
+    for number, (now_s, pause_s) in enumerate([(1000.0, 0.5), (1700.0, 1.0)], 1):
+        world.now_s = now_s
+        write_record(world.files.failure_record(SERVER), failure)
+        tasks = [of(ROLLOUT), ended]
+        assert world.restarts.take(ended, Op.EXITED)
+        assert world.advance(*tasks, now_s=now_s + pause_s - 0.1) == []
+        world.done.clear()
+        world.now_s += 0.1
+        assert world.restarts.advance(tasks) == []
+        assert (tasks[1].poll(), world.restarts.is_down(SERVER)) == (None, False)
+        assert world.done == [("forget", SERVER), ("restart", SERVER), ("RESTARTED", SERVER)]
+        assert not world.files.failure_record(SERVER).exists()
+        told = world.restarts.with_restart_count(failure).why
+        assert told.startswith("why (")
+        assert told.endswith(f" {number} time{'s' * (number > 1)})")
+    rows = [json.loads(line) for line in world.files.restarts.read_text().splitlines()]
+    assert [(r["worker"], r["number"], r["why"], r["ended_at"], r["at"]) for r in rows] == [
+        (SERVER, 1, "why", 5.0, 1000.5), (SERVER, 2, "why", 5.0, 1701.0)
+    ]  # fmt: skip
+    for now_s, recent in ((1701.0 + 599.9, {SERVER}), (1701.0 + 600.0, set())):
+        world.now_s = now_s
+        assert world.restarts.recovering() == recent
+    assert not world.restarts.take(of(MODEL, code=3), Op.EXITED)
+
+
+@pytest.mark.parametrize("worker", [SERVER, "evaluator/0"])
+def test_one_that_can_not_be_started_ends_the_trial_unless_that_can_do_without_it(world, worker):
+    refused = of(worker, code=NOT_STARTED, hint="srun ended with 1")
+    is_optional = worker != SERVER
+    assert world.restarts.take(refused, Op.EXITED) is is_optional
+    assert world.restarts.is_given_up(worker) is is_optional
+    world.is_stopping = True
+    assert world.restarts.take(refused, Op.EXITED)  # it is left as it is
+    world.is_stopping = False
+    world.restarts.begin_phase()
+    assert not world.restarts.is_down(worker)
+    world.restart = failing  # type: ignore[method-assign]
+    ended = of(worker, code=3)
+    assert world.restarts.take(ended, Op.EXITED)
+    failures = world.advance(ended, now_s=2000.0)
+    assert [(f.worker, "no place" in f.why, f.fix) for f in failures] == (
+        [] if is_optional else [(worker, True, "wait")]
+    )
+    assert world.restarts.is_given_up(worker) is is_optional
+    world.restarts.optional.add(SERVER)
+    world.restarts.let_go(worker)
+    assert not world.restarts.is_down(worker)
+    world.restarts.begin_phase()
+    assert world.restarts.optional == set()
+
+
+def failing(task: Any) -> None:
+    raise ClusterError("no place for it", where="n2", fix="wait")

@@ -8,6 +8,7 @@ import py_compile
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -21,12 +22,20 @@ from realsys.trial.snapshot import (
     _sources_digest,
     changed_code_warning,
     code_digest,
+    code_that_made,
+    provenance,
     provenance_warning,
     resolved_imports,
     revision,
+    revision_meanwhile,
     snapshot_imports,
     take_snapshot,
 )
+
+RECORD = TrialRecord(
+    experiment_name="e", trial_name="t", user="u", cluster="c", plan_hash="h", created_at=1.0,
+    launch_host="h",
+)  # fmt: skip
 
 
 def git(root: Path, *words: str) -> None:
@@ -67,7 +76,10 @@ def test_changes_new_files_and_deletions_are_in_the_copy_and_ignored_files_are_n
     (checkout / "realsys" / "new.py").write_text("")
     (checkout / "realsys" / "gone.py").unlink()
     (checkout / "big.ckpt").write_text("weights")
+    (files.code / "of_an_earlier_copy").mkdir(parents=True)
     taken = take_snapshot(files, [], root=checkout)
+    assert not (files.code / "of_an_earlier_copy").exists()
+    assert files.code.stat().st_mode & 0o777 == 0o700
     copied = sorted(str(p.relative_to(files.code)) for p in files.code.rglob("*.*") if p.is_file())
     copied = [name for name in copied if not name.endswith(".pyc")]
     assert copied == [".gitignore", "realsys/a.py", "realsys/new.py"]
@@ -129,10 +141,11 @@ def test_import_files_of_one_name_are_copied_each(checkout, files, tmp_path, mon
 
 
 def test_too_large_files_are_left_out_and_named(checkout, files, monkeypatch):
-    monkeypatch.setattr("realsys.trial.snapshot.MAX_FILE_BYTES", 4)
+    monkeypatch.setattr("realsys.trial.snapshot.MAX_FILE_BYTES", 6)
+    (checkout / ".gitignore").write_text("1234567")
     taken = take_snapshot(files, [], root=checkout)
-    assert taken.left_out == (".gitignore", "realsys/a.py")
-    assert taken.files == 1
+    assert taken.left_out == (".gitignore",)
+    assert taken.files == 2  # one of just that size
 
 
 def test_without_git_the_packages_sources_are_copied(tmp_path, files):
@@ -167,6 +180,17 @@ def test_a_checkout_that_git_refuses_to_speak_of_is_not_called_unchanged(
     assert (files.code / "realsys" / "a.py").exists()  # the code is there all the same
     assert words in provenance_warning(files)
     assert revision(checkout) == ""
+    for shell, told in (
+        (f"printf '\\n  {'x' * 301}  \\n' >&2; exit 1", "x" * 300),
+        ("exit 3", "exit 3"),
+    ):
+        program.write_text(f"#!/bin/sh\n{shell}\n")
+        assert provenance(checkout).problem == f"git rev-parse: {told}"
+    program.chmod(0o644)
+    monkeypatch.setenv("PATH", str(program.parent))
+    assert provenance(checkout).problem.startswith("git rev-parse fails: ")
+    monkeypatch.setenv("PATH", str(files.root))
+    assert provenance(checkout).problem.endswith(" git")
 
 
 def test_a_status_that_fails_leaves_the_revision_and_does_not_call_it_clean(
@@ -184,6 +208,11 @@ def test_a_status_that_fails_leaves_the_revision_and_does_not_call_it_clean(
     assert taken.changed is None
     assert "index file corrupt" in taken.problem
     assert revision(checkout) == f"{taken.revision}?"
+    program.write_text(program.read_text().replace(" status ", " diff "))
+    (checkout / "realsys" / "a.py").write_text("A = 2\n")
+    taken = take_snapshot(files, [], root=checkout)
+    assert (taken.changed, taken.problem.partition(": fatal")[0]) == (True, "git diff")
+    assert not (files.root / "dirty.diff").exists()
 
 
 def test_what_git_knows_needs_no_remark(checkout, files):
@@ -209,8 +238,43 @@ def test_the_digest_is_of_the_code_and_the_imports(checkout, tmp_path):
     assert with_import != before
     mine.write_text("X = 2\n")
     assert digest(str(mine)) != with_import
+    assert digest(str(tmp_path / "none.py"), "some.module") == before
+    elsewhere = tmp_path / "other"
+    elsewhere.mkdir()
+    assert digest(shutil.copy(mine, elsewhere)) == digest(str(mine))  # by its name and what it says
     (checkout / "realsys" / "a.py").write_text("A = 2\n")
     assert digest() != before
+
+
+@pytest.mark.parametrize(
+    ("version", "revision", "made_by", "words"),
+    [
+        ("1.2", "9fce+", "realsys 1.2, revision 9fce", "git checkout 9fce,"),
+        ("1.2", "9fce?", "realsys 1.2, revision 9fce", "git checkout 9fce"),
+        ("1.2", "9fce", "realsys 1.2, revision 9fce", "git checkout 9fce"),
+        ("1.2", "", "realsys 1.2 on 1970-", "pip install realsys==1.2,"),
+        ("", "", "realsys (version unknown) on 1970-", "pip install realsys==VERSION,"),
+    ],
+)
+def test_how_to_get_the_code_that_made_a_trial(version, revision, made_by, words):
+    record = replace(RECORD, realsys_version=version, created_at=200_000.0)
+    found, fix = code_that_made(record, revision)
+    assert found.startswith(made_by)
+    assert ("uncommitted" in found) == revision.endswith("+")
+    assert fix.startswith(words)
+    assert fix.endswith(words) == (revision in ("9fce", "9fce?"))
+    day = time.strftime("%Y-%m-%d %H:%M", time.localtime(200_000.0))
+    assert (day in found) == (day in fix) == (not revision)
+
+
+def test_the_revision_is_found_meanwhile(monkeypatch):
+    go = threading.Event()
+    monkeypatch.setattr("realsys.trial.snapshot.revision", lambda: go.wait(60) and "9fce")
+    wait = revision_meanwhile()
+    threads = [t for t in threading.enumerate() if t.name == "revision"]
+    assert [t.daemon for t in threads] == [True]
+    go.set()
+    assert wait() == "9fce"
 
 
 @pytest.mark.parametrize(
@@ -222,9 +286,6 @@ def test_a_resume_with_other_code_is_warned_about(
 ):
     monkeypatch.setattr("realsys.trial.snapshot.code_digest", lambda imports: "now")
     plan = replace(make_plan(tmp_path), snapshot=copied)
-    record = TrialRecord(
-        experiment_name="e", trial_name="t", user="u", cluster="c", plan_hash="h", created_at=1.0,
-        launch_host="h", code=code,
-    )  # fmt: skip
-    write_record(files.record, record)
+    assert changed_code_warning(files, plan) == ""  # no record
+    write_record(files.record, replace(RECORD, code=code))
     assert bool(changed_code_warning(files, plan)) == warned

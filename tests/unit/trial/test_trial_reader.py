@@ -70,6 +70,11 @@ def test_the_summary_of_a_plan_for_slurm(ended: TrialFiles) -> None:
     assert shown(summary) == shown(read_plan(ended.plan))
     assert summary is not None
     assert summary.cluster.etcd.user == "me"
+    phase, site = summary.phases[0], summary.cluster
+    for part in (summary, phase, phase.scheduling, site, site.slurm, summary.job,
+                 phase.scheduling.master_worker):  # fmt: skip
+        with pytest.raises(AttributeError):  # what was read is not changed
+            setattr(part, part.__struct_fields__[0], None)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"version": 3}', '{"version": 1}', "[" * 100_000, ""])
@@ -143,7 +148,10 @@ def test_a_pipe_in_the_place_of_the_plan(ended: TrialFiles) -> None:
 def test_a_record_larger_than_any_is_not_read(
     ended: TrialFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("realsys.trial.trial_reader.MAX_RECORD_BYTES", 10)
+    size = ended.record.stat().st_size
+    monkeypatch.setattr("realsys.trial.trial_reader.MAX_RECORD_BYTES", size)
+    assert TrialReader(ended).record(TrialRecord, ended.record) is not None
+    monkeypatch.setattr("realsys.trial.trial_reader.MAX_RECORD_BYTES", size - 1)
     reader = TrialReader(ended)
     assert reader.record(TrialRecord, ended.record) is None
-    golden.check(reader.notes[0])
+    assert [f"{size - 1:,} bytes" in note for note in reader.notes] == [True]

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 from pathlib import Path
 
 import golden
@@ -23,14 +24,18 @@ from realsys.trial.records import (
     WorkerRecord,
     WorkerStatus,
     dumps,
+    fresh,
     is_alive,
+    is_there,
     loads,
     process_start,
+    read_fresh,
     read_record,
     replace_symlink,
     trial_dir,
     write_record,
 )
+from realsys.trial.temporary_names import replace_text, temporary_beside
 
 FAILURE = Failure(
     worker="model_worker/0", host="n1", pid=7, why="ü\nb", at=1.5, kind="DataError", log_tail=("a",)
@@ -90,6 +95,7 @@ def test_a_record_comes_back_from_a_file_and_from_bytes(record, tmp_path):
     write_record(path, record)
     assert read_record(type(record), path) == record
     assert loads(type(record), dumps(record), where="key") == record
+    golden.check(dumps(record).decode())  # with the fields that are not given
 
 
 @pytest.mark.parametrize(
@@ -108,6 +114,16 @@ def test_a_damaged_record_is_a_trial_error_with_its_path(content, tmp_path):
     with pytest.raises(TrialError) as refused:
         read_record(AttemptRecord, path)
     assert str(path) in refused.value.where
+
+
+@pytest.mark.parametrize("content", [b"{", b"{}"])
+def test_a_damaged_key_says_how_to_remove_it(content):
+    key = "realsys/v1/site/anna/ppo-math/run1/worker/model_worker/0"
+    with golden.raises(TrialError) as refused:
+        loads(WorkerRecord, content, where=key)
+    assert refused.value.where == key
+    with golden.raises(TrialError):
+        loads(WorkerRecord, content, where="a.json")
 
 
 def test_no_record_is_none(tmp_path):
@@ -168,6 +184,11 @@ def test_every_path_lies_under_the_trial():
     phase = TrialFiles.phase("/p")
     assert str(phase.recover) == "/p/recover"
     assert str(phase.rows_of(3).metrics) == "/p/rows/0003/metrics.jsonl"
+    assert files.plan_of("0123456789abcdef") == files.plans / "0123456789ab.json"
+    assert attempt.stacks_of("model_worker/3") == attempt.stacks / "model_worker-3.txt"
+    assert attempt.exit_of("model_worker/3") == attempt.exits / "model_worker-3.json"
+    assert attempt.place_of("model_worker/3") == attempt.hosts / "model_worker-3.json"
+    assert attempt.end_of("model_worker/3", "main", 2).name == "model_worker-3.end-main-2"
     assert attempt.curve_keys.parent == attempt.secrets == attempt.root / "secrets"
 
 
@@ -184,6 +205,32 @@ def test_attempts_beyond_9999_are_still_the_newest(tmp_path):
     for number in (10_000, 9_999):
         files.attempt(number).root.mkdir(parents=True)
     assert files.all_attempts()[-1] == AttemptFiles(files.attempts / "10000")
+
+
+def test_a_folder_that_seems_missing_is_looked_for_from_above(tmp_path, monkeypatch):
+    """An NFS client remembers what was not there, until what it lies in is opened."""
+    opened, open_file, flags = [], os.open, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+    def note(path, how, dir_fd=None):
+        assert (how, dir_fd) == (flags, None)
+        opened.append(str(Path(path).relative_to(tmp_path)))
+        return open_file(path, how)
+
+    monkeypatch.setattr(os, "open", note)
+    before = len(os.listdir("/proc/self/fd"))
+    fresh(tmp_path / "a" / "b")
+    assert opened == ["a/b", "a", ".", "a", "a/b"]
+    opened.clear()
+    (tmp_path / "a").write_text("a file")
+    for path, looked in (("a", ["a"]), ("a/b", ["a/b"])):
+        fresh(tmp_path / path)
+        assert [opened.pop(0)] == looked
+    (tmp_path / "c").mkdir()
+    for look in (fresh, lambda c: is_there(c / "x"), lambda c: read_fresh(TrialRecord, c / "x")):
+        look(tmp_path / "c")
+        assert [opened.pop() for _ in opened[:1]] == ["c"]
+    fresh(tmp_path / "c")
+    assert (opened, len(os.listdir("/proc/self/fd"))) == (["c"], before)
 
 
 # ---- processes --------------------------------------------------------------------------------------
@@ -221,3 +268,14 @@ def test_processes_with_one_pid_that_replace_a_link_at_once_do_not_disturb_each_
     replace_symlink(link, "first")
     assert os.readlink(link) == "first"
     assert [path.name for path in tmp_path.iterdir()] == ["latest"]
+    monkeypatch.undo()
+    link.unlink()
+    link.mkdir()
+    for write in (replace_symlink, replace_text):
+        with pytest.raises(OSError, match="directory"):
+            write(link, "first")
+    assert [path.name for path in tmp_path.iterdir()] == ["latest"]
+    link.rmdir()
+    replace_text(link, "ü")
+    assert link.read_bytes() == "ü".encode()
+    assert re.fullmatch(r"\.latest\.[0-9a-f]{16}", temporary_beside(link).name)
