@@ -3,7 +3,7 @@
 import asyncio
 import random
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import golden
 import pytest
@@ -154,6 +154,34 @@ def test_a_reader_can_see_what_each_call_waits_for():
     buffer.put(meta("abc", "prompts"))
     buffer.amend(meta("a", "answers"))
     assert buffer.describe() == {"gen": "3/2", "reward": "1/2", "train": "0/2"}
+
+
+def test_a_checkpoint_has_datapoints_of_one_state_together_and_gives_back_the_same():
+    buffer = core()
+    buffer.put(meta("abcde", "prompts", answer=tuple("12345")))
+    assert buffer.take("gen").ids == ("a", "b")
+    buffer.amend(meta("acd", "answers"))
+    state = buffer.snapshot()
+    kinds = [("a", "answers prompts", ("gen",)), ("b", "prompts", ("gen",))]
+    kinds += [("cd", "answers prompts", ()), ("e", "prompts", ())]
+    assert [("".join(m.ids), " ".join(sorted(m.keys)), had) for m, had in state] == kinds
+    assert [m.metadata for m, _ in state] == [{"answer": tuple(t)} for t in ("1", "2", "34", "5")]
+    resumed = core()
+    for part, had in state:
+        resumed.restore(part, had)
+    assert resumed.snapshot() == state
+    assert resumed.describe() == buffer.describe() == {"gen": "3/2", "reward": "3/2", "train": "0/2"}
+    assert [resumed.take("gen").ids, resumed.take("reward").ids] == [("c", "d"), ("a", "c")]
+    resumed.drop("cb")
+    assert (len(resumed), resumed.describe()["reward"]) == (3, "1/2")
+
+
+def test_datapoints_of_one_batch_are_of_one_kind():
+    buffer = core()
+    buffer.put(meta("a", "prompts"))
+    buffer.put(replace(meta("b", "prompts"), dtypes={"prompts": "int32"}))
+    with golden.raises(DataError):
+        buffer.take("gen")
 
 
 # ---- against brute force --------------------------------------------------------------------------

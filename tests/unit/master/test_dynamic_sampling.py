@@ -183,6 +183,21 @@ def test_a_run_that_had_no_range_before_goes_on_where_it_was() -> None:
     assert [name for _, name in sampling.ask(4)] == queue(16)[12:]
 
 
+def test_what_a_step_gives_back_comes_before_what_waited_already() -> None:
+    """After a run that did not fill its batch: many questions wait."""
+    schedule = DataSchedule(dataset_size=SIZE, batch_size=BATCH, seed=3, shuffle=True)
+    waiting = tuple(schedule.at(number) for number in range(12))
+    sampling = make(unit=4, state=SamplingState(drawn=12, returned=waiting))
+    sampling.begin(1)
+    for begin in (0, 4):
+        ids = [name for _, name in sampling.ask(1)]
+        assert ids == queue(12)[begin : begin + 4]
+        sampling.answered(dict.fromkeys(ids, 0.5) | ({} if begin else {ids[2]: 0.0}))
+    assert sampling.batch is not None
+    assert sampling.batch.returned == tuple(queue(8)[5:])
+    assert sampling.snapshot() == SamplingState(drawn=12, returned=waiting[5:])
+
+
 def test_answers_to_other_questions_and_rounds_of_other_steps_are_refused() -> None:
     sampling = make()
     sampling.begin(1)
