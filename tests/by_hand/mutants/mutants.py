@@ -14,11 +14,14 @@ file, line of the source and change, ``equivalent`` or ``trivial``. Wants 95 % o
 from __future__ import annotations
 
 import argparse
+import fcntl
 import importlib
 import json
 import os
 import random
 import re
+import socket
+import struct
 import sys
 import tempfile
 import tomllib
@@ -40,6 +43,8 @@ JUDGED = Path(__file__).parent / "judged.toml"
 RESULT = Path(__file__).parent / "results" / "mutants.json"
 WANTED, WANTED_OF_ROOM = 0.95, 0.92
 OTHERS = ("hypothesis", "numpy", "pyarrow", "pyarrow.parquet", "transformers", "yaml")
+APART = "REALSYS_MUTANTS_APART"
+SIOCSIFFLAGS, IFF_UP = 0x8914, 0x1  # netdevice(7)
 FEW = 6  # importing test files
 # Room → what of it is pure, or nearly: files whose rules the unit tier is to hold by itself.
 ROOMS: Mapping[str, Sequence[str]] = {
@@ -83,6 +88,7 @@ def main() -> int:
     parser.add_argument("--tests", nargs="*", help="of --only and --again: instead of those found")
     asked = parser.parse_args()
     os.chdir(ROOT)
+    go_apart()
     if asked.only:
         return _only(asked.only, asked.at_once, asked.tests)
     check = HandCheck(__file__)
@@ -106,6 +112,20 @@ def main() -> int:
         rooms=table,
         survivors=survivors,
     )
+
+
+def go_apart() -> None:
+    """Goes on in namespaces of our own: a fault that asks the kernel for something else reaches nobody.
+
+    (The number of SIOCGIFADDR less one is SIOCSIFFLAGS, which took a machine's network down.)
+    """
+    if APART not in os.environ:
+        os.environ[APART] = "1"
+        command = ["unshare", "--net", "--uts", "--ipc", "--pid", "--fork", "--mount-proc"]
+        command += ["--kill-child"] if os.geteuid() == 0 else ["--kill-child", "--map-root-user"]
+        os.execvp(command[0], [*command, "--", sys.executable, *sys.argv])
+    with socket.socket() as any_socket:  # the loopback device of a new namespace is down
+        fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", IFF_UP))
 
 
 Table = dict[str, dict[str, Row]]  # room → seed → counts
