@@ -170,7 +170,9 @@ def test_a_checkpoint_has_datapoints_of_one_state_together_and_gives_back_the_sa
     for part, had in state:
         resumed.restore(part, had)
     assert resumed.snapshot() == state
-    assert resumed.describe() == buffer.describe() == {"gen": "3/2", "reward": "3/2", "train": "0/2"}
+    assert (
+        resumed.describe() == buffer.describe() == {"gen": "3/2", "reward": "3/2", "train": "0/2"}
+    )
     assert [resumed.take("gen").ids, resumed.take("reward").ids] == [("c", "d"), ("a", "c")]
     resumed.drop("cb")
     assert (len(resumed), resumed.describe()["reward"]) == (3, "1/2")

@@ -117,7 +117,9 @@ def test_all_ranks_together_see_the_same_minibatches_whatever_their_number(num, 
 def test_a_calls_place_is_that_of_its_own_models_shards():
     two, one = ProcessTopology(tensor=2), ProcessTopology()
     shards = [(ModelShardID(model_name=ModelName("reward"), topo=one), 5)]
-    actor = [ModelShardID(model_name=ModelName("actor"), topo=two, parallelism_rank=t) for t in range(2)]
+    actor = [
+        ModelShardID(model_name=ModelName("actor"), topo=two, parallelism_rank=t) for t in range(2)
+    ]
     shards += zip(actor, (3, 2), strict=True)
     assert placement_of(call("generate"), tuple(shards)) == (two, {0: 3, 1: 2})
     assert placement_of(call("generate"), tuple(shards[:2])) == (two, {0: 3})

@@ -9,7 +9,9 @@ import golden
 import pytest
 
 from realsys.api.errors import DataError
+from realsys.api.options import range_problems
 from realsys.rewards.programs import code_tests
+from realsys.rewards.programs.code_rule import CodeTests
 from realsys.rewards.programs.code_tests import (
     CodeGrade,
     grade,
@@ -160,3 +162,14 @@ def test_what_is_no_test_is_refused(tests: list[dict[str, Any]]) -> None:
     boxes: Any = _Boxes()
     with pytest.raises(DataError):
         code_tests.grade(BLOCK, tests, boxes, BoxLimits())
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "less"),
+    [("boxes_at_once", 1, 0), ("mem", 32, 31), ("wall_s", 1e-9, 0.0), ("cpu_s", 1e-9, 0.0)],
+)
+def test_a_box_has_room_and_time(name: str, least: float, less: float) -> None:
+    assert list(range_problems(CodeTests(**{name: least}))) == []
+    assert [name in problem.where for problem in range_problems(CodeTests(**{name: less}))] == [
+        True
+    ]
