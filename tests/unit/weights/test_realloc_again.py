@@ -7,12 +7,12 @@ import golden
 import pytest
 import torch
 
-from realsys.api.errors import InternalError
+from realsys.api.errors import ConfigError, InternalError
 from realsys.api.model import ProcessTopology
 from realsys.models.shape import Weight
 from realsys.weights.layouts.boxes import Box
 from realsys.weights.layouts.holdings import whole_layout
-from realsys.weights.realloc.realloc import Reallocator
+from realsys.weights.realloc.realloc import Reallocator, ReallocReport
 from realsys.weights.realloc.realloc_plan import plan_realloc
 
 WEIGHTS = [Weight("a", (6, 4)), Weight("b", (5,))]
@@ -63,13 +63,16 @@ class Pair:
         self.sender, self.receiver = map(Reallocator, (0, 1), links)
 
     def move(self, source, target, eta=1.0):
+        reports = []
         thread = threading.Thread(
-            target=self.sender.run, args=(PLAN, views(source), None, eta), name="sender"
+            target=lambda: reports.append(self.sender.run(PLAN, views(source), None, eta)),
+            name="sender",
         )
         thread.start()
-        self.receiver.run(PLAN, None, views(target), eta)
+        report = self.receiver.run(PLAN, None, views(target), eta)
         thread.join(60)
         assert not thread.is_alive()
+        return [*reports, report]
 
 
 def weights(value):
@@ -107,6 +110,27 @@ def test_weights_that_moved_are_found_where_they_are_now():
     assert same(new_target, 1)
 
 
-def test_without_a_link_nothing_is_to_cross():
-    with golden.raises(InternalError):
-        Reallocator(1, None).run(PLAN, None, views(weights(0)))
+def test_a_transfer_that_can_not_be_done_is_refused_and_ends_the_use_of_its_link():
+    lonely = Reallocator(1, None)
+    for eta in (0.0, 1.5):
+        with golden.raises(ConfigError):
+            lonely.run(PLAN, None, views(weights(0)), eta)
+    for _ in range(2):  # there is no link, and then an earlier one failed
+        with golden.raises(InternalError):
+            lonely.run(PLAN, None, views(weights(0)))
+
+
+def test_a_report_has_what_a_worker_moved():
+    pair = Pair()
+    assert pair.move(weights(1), weights(0)) == [
+        ReallocReport(**moved)
+        for moved in (
+            {"bytes_sent": 116, "bytes_received": 0, "bytes_copied": 0},
+            {"bytes_sent": 0, "bytes_received": 116, "bytes_copied": 0},
+        )
+    ]
+    own = plan_realloc(WEIGHTS, LAYOUT, [0], LAYOUT, [0])
+    target = weights(0)
+    report = Reallocator(0).run(own, views(weights(3)), views(target), 0.5)
+    assert report == ReallocReport(bytes_sent=0, bytes_received=0, bytes_copied=116)
+    assert same(target, 1.5)

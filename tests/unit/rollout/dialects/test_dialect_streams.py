@@ -86,7 +86,8 @@ def test_a_request_that_says_nothing_asks_for_one_free_reply_at_once() -> None:
 
 
 def test_an_anthropic_stream_opens_with_an_empty_message() -> None:
-    (_, opening), *_ = events(streamed(anthropic_messages, result_of(MESSAGES["text"]), REQUEST))
+    encoder = anthropic_messages.stream(REQUEST)
+    ((_, opening),) = events(encoder.opening("r1", 0, "policy"))
     message = opening.pop("message")
     assert opening == {"type": "message_start"}
     assert (message["role"], message["content"], message["stop_reason"]) == ("assistant", [], None)
