@@ -41,14 +41,6 @@ def core(n_seqs=2):
 # ---- the core -------------------------------------------------------------------------------------
 
 
-def test_a_call_waits_until_it_has_a_whole_batch():
-    buffer = core()
-    buffer.put(meta("a", "prompts"))
-    assert buffer.take("gen") is None
-    buffer.put(meta("b", "prompts"))
-    assert buffer.take("gen").ids == ("a", "b")
-
-
 def test_a_batch_has_the_calls_keys_and_the_metadata():
     buffer = core()
     buffer.put(meta("ab", "prompts", "extra", answer=("1", "2")))
@@ -66,51 +58,6 @@ def test_reward_waits_for_answers_and_train_for_both():
     assert buffer.take("train") is None
     buffer.amend(meta("ab", "scores"))
     assert buffer.take("train").keys == {"answers", "scores"}
-
-
-def test_the_oldest_come_first_whatever_the_order_of_their_keys():
-    buffer = core()
-    buffer.put(meta("abcd", "prompts"))
-    for name in "dbca":
-        buffer.amend(meta(name, "answers"))
-    assert buffer.take("reward").ids == ("a", "b")
-    assert buffer.take("reward").ids == ("c", "d")
-
-
-def test_an_older_datapoint_that_is_not_ready_does_not_hold_up_younger_ones():
-    buffer = core()
-    buffer.put(meta("abc", "prompts"))
-    buffer.amend(meta("cb", "answers"))
-    assert buffer.take("reward").ids == ("b", "c")
-
-
-def test_each_datapoint_is_given_once_to_each_call():
-    buffer = core()
-    buffer.put(meta("ab", "prompts", "answers"))
-    assert buffer.take("gen").ids == ("a", "b")
-    assert buffer.take("gen") is None
-    assert buffer.take("reward").ids == ("a", "b")
-    assert buffer.take("reward") is None
-
-
-def test_two_batches_wait_side_by_side():
-    buffer = core()
-    buffer.put(meta("abcd", "prompts"))
-    assert len(buffer._ready["gen"]) == 4
-    assert buffer.take("gen").ids == ("a", "b")
-    buffer.put(meta("ef", "prompts"))
-    assert buffer.take("gen").ids == ("c", "d")
-    assert buffer.take("gen").ids == ("e", "f")
-
-
-def test_a_datapoint_leaves_when_every_call_has_had_it():
-    buffer = core()
-    buffer.put(meta("abcd", "prompts", "answers", "scores"))
-    for call in READS:
-        buffer.take(call)
-    buffer.take("gen")
-    assert buffer.pop_used(["a", "b", "c", "d"]) == ["a", "b"]
-    assert len(buffer) == 2
 
 
 def test_an_id_that_left_may_come_again():
