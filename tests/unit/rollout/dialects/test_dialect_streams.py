@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import golden
@@ -25,7 +25,6 @@ from realsys.rollout.conversation.chat_messages import (
     ChatRequest,
     FinishReason,
     TokenLogprob,
-    ToolChoice,
 )
 from realsys.rollout.dialects import anthropic_messages, chat_completions, responses_api
 from realsys.rollout.dialects.dialect import Dialect
@@ -65,24 +64,6 @@ def test_reasoning_that_is_known_late_comes_after_the_text(api: str) -> None:
     wanted = dialect.body(result, REQUEST)[content]
     kinds = [entry["type"] for entry in wanted]
     assert [entry["type"] for entry in told] == [kinds[1], kinds[0], *kinds[2:]]
-
-
-def test_a_request_that_says_nothing_asks_for_one_free_reply_at_once() -> None:
-    said = {
-        field.name: getattr(ChatRequest(messages=()), field.name) for field in fields(ChatRequest)
-    }
-    wants = ("one_call", "logprobs", "stream", "stream_usage")
-    assert {name: said.pop(name) for name in wants} == dict.fromkeys(wants, False)
-    assert said == {
-        **dict.fromkeys(("messages", "tools", "stop"), ()),
-        **dict.fromkeys(("model", "tool_name", "idempotency_key"), ""),
-        **dict.fromkeys(("max_tokens", "schema"), None),
-        "tool_choice": ToolChoice.AUTO,
-        "n": 1,
-        "sampling": {},
-        "schema_field": "response_format",
-        "retries": 0,
-    }
 
 
 def test_an_anthropic_stream_opens_with_an_empty_message() -> None:
