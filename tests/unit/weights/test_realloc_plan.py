@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from realsys.api.errors import ConfigError, InternalError
 from realsys.api.model import ProcessTopology
 from realsys.models.shape import ModelShape, Weight
+from realsys.weights.layouts import regions
 from realsys.weights.layouts.boxes import Box
 from realsys.weights.layouts.holdings import fsdp_layout, megatron_layout, whole_layout
 from realsys.weights.layouts.regions import regions_of, subtract
@@ -313,6 +314,13 @@ def test_no_holder_and_disjoint_cells_of_a_box():
         (Box((1, 2), (2, 4)), (), (5,)),
     ]
     assert subtract(Box((0, 0), (2, 4)), right) == [left]
+
+
+def test_boxes_that_do_not_overlap_are_cut_the_quick_way(monkeypatch):
+    monkeypatch.setattr(regions, "_cut_by_any", None)
+    left, right = Box((0,), (2,)), Box((2,), (4,))
+    found = regions_of([(0, [left]), (1, [right])], [(5, [Box((1,), (4,))])])
+    assert found == [(Box((1,), (2,)), (0,), (5,)), (right, (1,), (5,))]
 
 
 boxes = st.tuples(*[st.tuples(st.integers(0, 4), st.integers(1, 5))] * 3).map(
