@@ -473,3 +473,48 @@ def test_the_number_of_rows_heeds_that_later_lines_are_longer(tmp_path: Path) ->
     assert record_samples._line_growth(path) == pytest.approx(1.6)
     path.write_bytes((b"x" * 31 + b"\n") * (4 << 10) + b"1234567\n" * (4 << 12))
     assert record_samples._line_growth(path) == pytest.approx(0.4)
+
+
+def test_runs_begin_everywhere_in_files_that_can_be_read_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record_samples, "_TAIL_BYTES", 10)
+    lines, packed, table = (tmp_path / f"r.{kind}" for kind in ("jsonl", "jsonl.gz", "csv"))
+    for path in (lines, table):
+        path.write_bytes(b"x" * 72)
+    packed.write_bytes(gzip.compress(b"x"))
+    starts = [0, 9, 19, 29, 40, 50, 60, 62]  # 72 k / 7 less a byte, not in the last ten
+    assert list(record_samples._places([lines], [72])) == [(lines, start) for start in starts]
+    for path in (packed, table):
+        assert set(record_samples._places([path], [72])) == {(path, 0)}
+    both = dict.fromkeys(path for path, _ in record_samples._places([table, lines], [72, 72]))
+    assert list(both) == [table, lines]
+
+
+@pytest.mark.parametrize(
+    ("begin", "most"), [(b"\x1f\x8b", 4 << 20), (b"{}", 32 << 20), (b"\x1fx", 32 << 20)]
+)
+def test_small_files_are_read_whole(
+    begin: bytes, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_bytes(begin)
+    monkeypatch.setattr(record_samples, "open_records", lambda path: ["all"])
+    monkeypatch.setattr(record_samples, "_sample_of_texts", lambda *files: "some")
+    os.truncate(path, most)  # a hole: nothing is written
+    found = sample_records(path)
+    assert (found.records, found.total, found.is_exact, found.is_whole) == (["all"], 1, True, True)
+    os.truncate(path, most + 1)
+    assert sample_records(path) == "some"
+
+
+def test_of_many_rows_some_of_everywhere_are_read() -> None:
+    few, many = (record_samples._sample_of_rows(range(n)) for n in (20_000, 20_001))
+    assert (few.records, few.total, few.is_exact, few.is_whole) == (
+        range(20_000),
+        20_000,
+        True,
+        True,
+    )
+    assert (many.total, many.is_exact, many.is_whole) == (20_001, True, False)
+    assert list(many.records) == [run * 19_876 // 7 + i for run in range(8) for i in range(125)]
