@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -46,9 +47,10 @@ def sample(pieces: list[list[int]], logprobs: torch.Tensor | None = None) -> Seq
 def test_mean_and_deviation_of_what_the_mask_has():
     x, mask = torch.tensor([1.0, 5.0, 99.0]), torch.tensor([True, True, False])
     assert mean_and_std(x, mask, ranks()) == (3.0, 2.0)
+    assert [*map(math.isnan, mean_and_std(x, mask & ~mask, ranks()))] == [True, True]
 
 
-def evaluated(monkeypatch: pytest.MonkeyPatch, batches: Any, sources: Any = ("a", "b")) -> Any:
+def evaluated(monkeypatch: pytest.MonkeyPatch, batches: Any, sources: Any = ("a", "b", "c")) -> Any:
     """An evaluation of batches of (id of a source, scores), which are asked and answered at once."""
 
     class Judge:
@@ -84,16 +86,18 @@ def test_figures_of_an_evaluation_are_of_what_the_rule_scored(monkeypatch):
         "response_length/mean": (2 + 2 + 3) / 3,
         "num_problems/a": 2.0,
         "accuracy/a": 0.5,
-        "num_problems/b": 0.0,  # and no accuracy
+        **{f"num_problems/{source}": 0.0 for source in "bc"},  # and no accuracy
         "samples": [{**shown, "correct": correct} for correct in (False, True)],
     }
+    of_none = dict.fromkeys(one, 0.0) | {"samples": []}
+    assert evaluated(monkeypatch, [], ()) == of_none
     none = {"accuracy": 0.0, "mean_reward": 0.0, "num_unscored": 1}
     assert none.items() <= evaluated(monkeypatch, [[("b", [])]]).items()
 
 
 def test_a_rule_sees_of_an_answer_what_the_batch_has_of_it():
-    rows, prompt = ["?ab", "?", "?c"], [True, False, False, True, True, False]
-    lengths = [[3, 1], [2]]
+    rows, prompt = ["$?ab", "?", "?c"], [True, True, False, False, True, True, False]
+    lengths = [[4, 1], [2]]
     tokens = {
         INPUT: torch.tensor([ord(x) for x in "".join(rows)]),
         PROMPT_MASK: torch.tensor(prompt),
