@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 
 import golden
@@ -64,7 +65,8 @@ def queue(num: int) -> list[str]:
     return [schedule.at(number).id for number in range(num)]
 
 
-def test_by_hand() -> None:
+@pytest.mark.parametrize("nothing", [None, math.nan])
+def test_by_hand(nothing: float | None) -> None:
     """Queue + - + - | + + - +, batch of 3: the fifth question fills it, the others are given back."""
     control = DynamicSamplingControl(lowest=0.25, highest=0.75, max_gen_batches=4)
     sampling = DynamicSampling(
@@ -77,7 +79,7 @@ def test_by_hand() -> None:
     assert [index for index, _ in sampling.ask(1)] == [3, 4]  # 1 is missing, 2 of 3 were in range
     assert sampling.answered({"0-3": 1.0, "0-4": 0.9}) == ("0-3", "0-4")
     assert [index for index, _ in sampling.ask(1)] == [5, 6, 7]
-    assert sampling.answered({"0-5": 0.5, "0-6": None, "0-7": 0.5}) == ("0-6", "0-7")
+    assert sampling.answered({"0-5": 0.5, "0-6": nothing, "0-7": 0.5}) == ("0-6", "0-7")
     batch = sampling.batch
     assert batch is not None
     assert batch.trained == ("0-0", "0-2", "0-5")

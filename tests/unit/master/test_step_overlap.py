@@ -24,7 +24,13 @@ from realsys.master.graph.dynamic_sampling import BatchNotFilled, DynamicSamplin
 from realsys.master.graph.feeds import StoredFeed
 from realsys.master.graph.function_executor import FunctionExecutor
 from realsys.master.graph.idle import pools_of
-from realsys.master.graph.master_state import MasterState, PrefetchedStep, read_state
+from realsys.master.graph.master_state import (
+    Delivered,
+    MasterState,
+    PrefetchedStep,
+    Rollouts,
+    read_state,
+)
 from realsys.master.graph.model_function_call import ModelFunctionCall
 from realsys.master.graph.model_workers import RequestOrder
 from realsys.master.graph.storage_tracker import StorageTracker
@@ -267,6 +273,16 @@ def test_a_run_goes_on_with_what_had_run_ahead(tmp_path):
     assert [r.ids for r in reports] == [("0-4", "0-5"), ("0-6", "0-7")]
     assert ("gen", 3) not in log, "step 3 was generated before the resume"
     assert log.index(("gen", 4)) < log.index(("train", 3))
+
+
+def test_a_worker_keeps_what_was_delivered_to_it_and_without_rollouts_all():
+    delivered = tuple(
+        Delivered(number=i, holder=holder, meta=meta([name], "answers"))
+        for i, (name, holder) in enumerate([("a", 0), ("b", 1), ("c", 0)])
+    )
+    state = MasterState(rollouts=Rollouts(ledger={}, delivered=delivered, dataset_size=3))
+    assert [state.kept(worker) for worker in range(3)] == [("a", "c"), ("b",), ()]
+    assert MasterState().kept(0) is None
 
 
 def test_nothing_has_run_ahead_without_staleness():
