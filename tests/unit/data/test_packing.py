@@ -137,4 +137,4 @@ def test_numbers_that_make_no_sense_are_refused():
 def test_a_part_that_is_opened_has_room_for_the_limit_and_no_more():
     found = _least_loaded([0, 1, 2], [3, 3, 2], num_parts=1, capacity=4)
     assert found == [[0], [1], [2]]
-    assert _least_loaded([0, 1, 2], [3, 3, 1], num_parts=1, capacity=4) == [[0, 2], [1]]
+    assert _least_loaded([0, 1, 2], [4, 3, 1], num_parts=1, capacity=4) == [[0], [1, 2]]

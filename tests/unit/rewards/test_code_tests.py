@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import golden
@@ -131,6 +133,16 @@ def test_many_tests_take_several_boxes() -> None:
     boxes = _Boxes()
     assert graded(boxes, 600).passed == 600
     assert boxes.asked == [256, 256, 88]
+
+
+def test_a_test_is_code_or_an_input() -> None:
+    asked: list[Any] = []
+    boxes: Any = SimpleNamespace(run_each=lambda programs, **_: asked.extend(programs) or [])
+    grade(BLOCK, [{"code": "assert 1"}, {"stdin": "2", "stdout": ""}], boxes, BoxLimits())
+    (code, of_code), given = asked
+    assert code == code_tests.python_test_argv(code_tests.PROGRAM)
+    assert json.loads(of_code)[1] == "assert 1"
+    assert given == (code_tests.python_file_argv(code_tests.PROGRAM), b"2")
 
 
 def test_tests_after_a_time_out_are_not_run() -> None:

@@ -21,7 +21,7 @@ from realsys.api.errors import ClusterError, ConfigError, RewardError, RewardSer
 from realsys.rewards import guarded_rules
 from realsys.rewards.guard import rule_filter, rule_walls
 from realsys.rewards.guard.guarded import Reply
-from realsys.rewards.guarded_rules import results_of
+from realsys.rewards.guarded_rules import _received, results_of
 from realsys.rewards.raised_scores import AnswerFailure
 from realsys.rewards.rule import RewardRule
 from realsys.rewards.rule_terms import rule_term
@@ -132,6 +132,13 @@ def test_a_reply_without_a_score_for_each_answer_is_none(reply: Any) -> None:
     for found in results_of(Reply(reply), rule_term("code_tests", 1.0, {}), 2):
         assert isinstance(found, RewardError)
     assert len(results_of(Reply(reply), rule_term("code_tests", 1.0, {}), 2)) == 2
+
+
+def test_a_rule_in_a_guard_sees_the_answer_that_was_sent() -> None:
+    sent = {"response": "r", "token_ids": [1, 2], "record": {"a": 1}, "prompt": "p"}
+    record = {"prompt": "p", "a": 1}
+    assert _received(sent) == Completion(response="r", token_ids=(1, 2), record=record)
+    assert _received({"answer": "5"}) == Completion(response="", answer="5")
 
 
 def test_a_reply_is_scores_and_errors_of_known_kinds() -> None:
