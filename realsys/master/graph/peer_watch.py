@@ -68,7 +68,11 @@ class PeerWatch:
     def _take(self, event: Event) -> None:
         if event.kind is not EventKind.DELETE or not event.value:
             return
-        record = loads(WorkerRecord, event.value, where=event.key)
+        try:
+            record = loads(WorkerRecord, event.value, where=event.key)
+        except RealsysError as error:  # others that came with it are told all the same
+            logger.warning("peer ended, and its record is damaged error=%s", error.what)
+            return
         if record.token != self._token:
             return
         status = self._status(record.worker)

@@ -325,7 +325,9 @@ class _AmountParser(TermParser):
                 raise Unparsed(token)
             if kind == "number" and words[-1] not in ("^", "-"):
                 raise Unparsed("two numbers")
-            if kind in ("words", "letter", "number"):
+            if kind == "number" and words[-1] == "-":  # m^{-2}
+                words.append(f"{token} ")
+            elif kind in ("words", "letter", "number"):
                 words.append(f" {token} ")
             elif token in ("^", "/", "-", "%", "(", ")", "."):
                 words.append(token)

@@ -293,6 +293,7 @@ def test_a_record_of_a_mixture_is_told_by_its_source_and_its_place_there(tokeniz
         assert taken.meta == alone.meta
         assert all(torch.equal(x, alone.data[key]) for key, x in taken.data.items())
     told = {mixed.record(i)["prompt"]: mixed.records.where(i) for i in range(len(mixed))}
+    assert [mixed.question_text(i) for i in range(len(mixed))] == list(told)
     assert told == {
         f"{name} {i}": f"{name}: {tmp_path / name}.jsonl:{i + 1}"
         for name in ("first", "second")

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realsys.api.errors import ConfigError, DataError
-from realsys.data.packing import balanced_partition, pack_microbatches
+from realsys.data.packing import _least_loaded, balanced_partition, pack_microbatches
 
 LENGTHS = st.lists(st.integers(0, 50), max_size=30)
 NUM_PARTS = st.integers(1, 8)
@@ -132,3 +132,9 @@ def test_numbers_that_make_no_sense_are_refused():
         pack_microbatches([1], max_tokens=0)
     with golden.raises(ConfigError):
         pack_microbatches([1], max_tokens=None, min_num=0)
+
+
+def test_a_part_that_is_opened_has_room_for_the_limit_and_no_more():
+    found = _least_loaded([0, 1, 2], [3, 3, 2], num_parts=1, capacity=4)
+    assert found == [[0], [1], [2]]
+    assert _least_loaded([0, 1, 2], [4, 3, 1], num_parts=1, capacity=4) == [[0], [1, 2]]

@@ -87,6 +87,27 @@ def test_every_kind_of_file_gives_the_same_records_in_any_order(
             records[outside]
 
 
+@pytest.mark.parametrize(("records", "size"), [(2, 1 << 20), (99, 18), (1, 1 << 20)])
+def test_a_block_of_neighbours_is_read_once(
+    tmp_path: Path, records: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nine bytes a record; a block ends with its records or its bytes, whichever is first."""
+    monkeypatch.setattr(text_records, "BLOCK_RECORDS", records)
+    monkeypatch.setattr(text_records, "BLOCK_BYTES", size)
+    path = tmp_path / "r.jsonl"
+    path.write_text("".join(f'{{"a": {i}}}\n' for i in range(7)))
+    opened, reads = open_records(path), list[tuple[int, int]]()
+    read = text_records.PlainBytes.read
+    monkeypatch.setattr(
+        text_records.PlainBytes,
+        "read",
+        lambda self, begin, end: reads.append((begin, end)) or read(self, begin, end),
+    )
+    assert [row["a"] for row in opened] == list(range(7))
+    step = 9 * min(records, size // 9)
+    assert reads == [(begin, min(begin + step, 63)) for begin in range(0, 63, step)]
+
+
 def test_a_place_is_the_line_where_the_record_begins(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     path.write_text('\n{"a": 1}\n\n \n{"a": 2}\n{"a": 3}')
@@ -431,3 +452,69 @@ def test_arrow_values_that_can_overlap_are_not_counted():
     for array in (*views, *named, runs, union):
         with pytest.raises(arrow_records.UnreadableColumn):
             arrow_records.unpacked_bytes(array)
+
+
+def test_a_run_of_records_begins_with_the_next_line(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_text('{"a": 1}\n\n{"a": 22}\n{"a": 3}')
+    first, second, third = (9, f"{path}:1", {"a": 1}), (10, 11, {"a": 22}), (9, 21, {"a": 3})
+    at = {0: [first, (10, f"{path}:3", {"a": 22}), (9, f"{path}:4", {"a": 3})]}
+    for start in range(1, 29):
+        later = [one for one in (second, third) if one[1] > start]
+        wanted = [(size, f"{path}, byte {byte}", row) for size, byte, row in later]
+        at[start] = wanted
+    assert {start: list(record_samples._run(path, start)) for start in at} == at
+
+
+def test_the_number_of_rows_heeds_that_later_lines_are_longer(tmp_path: Path) -> None:
+    """Measured at eight places: four with lines of 8 bytes, four with lines of 32."""
+    path = tmp_path / "r.csv"
+    path.write_bytes(b"1234567\n" * (4 << 12) + (b"x" * 31 + b"\n") * (4 << 10))
+    assert record_samples._line_growth(path) == pytest.approx(1.6)
+    path.write_bytes((b"x" * 31 + b"\n") * (4 << 10) + b"1234567\n" * (4 << 12))
+    assert record_samples._line_growth(path) == pytest.approx(0.4)
+
+
+def test_runs_begin_everywhere_in_files_that_can_be_read_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record_samples, "_TAIL_BYTES", 10)
+    lines, packed, table = (tmp_path / f"r.{kind}" for kind in ("jsonl", "jsonl.gz", "csv"))
+    for path in (lines, table):
+        path.write_bytes(b"x" * 72)
+    packed.write_bytes(gzip.compress(b"x"))
+    starts = [0, 9, 19, 29, 40, 50, 60, 62]  # 72 k / 7 less a byte, not in the last ten
+    assert list(record_samples._places([lines], [72])) == [(lines, start) for start in starts]
+    for path in (packed, table):
+        assert set(record_samples._places([path], [72])) == {(path, 0)}
+    both = dict.fromkeys(path for path, _ in record_samples._places([table, lines], [72, 72]))
+    assert list(both) == [table, lines]
+
+
+@pytest.mark.parametrize(
+    ("begin", "most"), [(b"\x1f\x8b", 4 << 20), (b"{}", 32 << 20), (b"\x1fx", 32 << 20)]
+)
+def test_small_files_are_read_whole(
+    begin: bytes, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_bytes(begin)
+    monkeypatch.setattr(record_samples, "open_records", lambda path: ["all"])
+    monkeypatch.setattr(record_samples, "_sample_of_texts", lambda *files: "some")
+    os.truncate(path, most)  # a hole: nothing is written
+    found = sample_records(path)
+    assert (found.records, found.total, found.is_exact, found.is_whole) == (["all"], 1, True, True)
+    os.truncate(path, most + 1)
+    assert sample_records(path) == "some"
+
+
+def test_of_many_rows_some_of_everywhere_are_read() -> None:
+    few, many = (record_samples._sample_of_rows(range(n)) for n in (20_000, 20_001))
+    assert (few.records, few.total, few.is_exact, few.is_whole) == (
+        range(20_000),
+        20_000,
+        True,
+        True,
+    )
+    assert (many.total, many.is_exact, many.is_whole) == (20_001, True, False)
+    assert list(many.records) == [run * 19_876 // 7 + i for run in range(8) for i in range(125)]

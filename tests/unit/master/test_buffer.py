@@ -3,7 +3,7 @@
 import asyncio
 import random
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import golden
 import pytest
@@ -41,14 +41,6 @@ def core(n_seqs=2):
 # ---- the core -------------------------------------------------------------------------------------
 
 
-def test_a_call_waits_until_it_has_a_whole_batch():
-    buffer = core()
-    buffer.put(meta("a", "prompts"))
-    assert buffer.take("gen") is None
-    buffer.put(meta("b", "prompts"))
-    assert buffer.take("gen").ids == ("a", "b")
-
-
 def test_a_batch_has_the_calls_keys_and_the_metadata():
     buffer = core()
     buffer.put(meta("ab", "prompts", "extra", answer=("1", "2")))
@@ -66,51 +58,6 @@ def test_reward_waits_for_answers_and_train_for_both():
     assert buffer.take("train") is None
     buffer.amend(meta("ab", "scores"))
     assert buffer.take("train").keys == {"answers", "scores"}
-
-
-def test_the_oldest_come_first_whatever_the_order_of_their_keys():
-    buffer = core()
-    buffer.put(meta("abcd", "prompts"))
-    for name in "dbca":
-        buffer.amend(meta(name, "answers"))
-    assert buffer.take("reward").ids == ("a", "b")
-    assert buffer.take("reward").ids == ("c", "d")
-
-
-def test_an_older_datapoint_that_is_not_ready_does_not_hold_up_younger_ones():
-    buffer = core()
-    buffer.put(meta("abc", "prompts"))
-    buffer.amend(meta("cb", "answers"))
-    assert buffer.take("reward").ids == ("b", "c")
-
-
-def test_each_datapoint_is_given_once_to_each_call():
-    buffer = core()
-    buffer.put(meta("ab", "prompts", "answers"))
-    assert buffer.take("gen").ids == ("a", "b")
-    assert buffer.take("gen") is None
-    assert buffer.take("reward").ids == ("a", "b")
-    assert buffer.take("reward") is None
-
-
-def test_two_batches_wait_side_by_side():
-    buffer = core()
-    buffer.put(meta("abcd", "prompts"))
-    assert len(buffer._ready["gen"]) == 4
-    assert buffer.take("gen").ids == ("a", "b")
-    buffer.put(meta("ef", "prompts"))
-    assert buffer.take("gen").ids == ("c", "d")
-    assert buffer.take("gen").ids == ("e", "f")
-
-
-def test_a_datapoint_leaves_when_every_call_has_had_it():
-    buffer = core()
-    buffer.put(meta("abcd", "prompts", "answers", "scores"))
-    for call in READS:
-        buffer.take(call)
-    buffer.take("gen")
-    assert buffer.pop_used(["a", "b", "c", "d"]) == ["a", "b"]
-    assert len(buffer) == 2
 
 
 def test_an_id_that_left_may_come_again():
@@ -154,6 +101,36 @@ def test_a_reader_can_see_what_each_call_waits_for():
     buffer.put(meta("abc", "prompts"))
     buffer.amend(meta("a", "answers"))
     assert buffer.describe() == {"gen": "3/2", "reward": "1/2", "train": "0/2"}
+
+
+def test_a_checkpoint_has_datapoints_of_one_state_together_and_gives_back_the_same():
+    buffer = core()
+    buffer.put(meta("abcde", "prompts", answer=tuple("12345")))
+    assert buffer.take("gen").ids == ("a", "b")
+    buffer.amend(meta("acd", "answers"))
+    state = buffer.snapshot()
+    kinds = [("a", "answers prompts", ("gen",)), ("b", "prompts", ("gen",))]
+    kinds += [("cd", "answers prompts", ()), ("e", "prompts", ())]
+    assert [("".join(m.ids), " ".join(sorted(m.keys)), had) for m, had in state] == kinds
+    assert [m.metadata for m, _ in state] == [{"answer": tuple(t)} for t in ("1", "2", "34", "5")]
+    resumed = core()
+    for part, had in state:
+        resumed.restore(part, had)
+    assert resumed.snapshot() == state
+    assert (
+        resumed.describe() == buffer.describe() == {"gen": "3/2", "reward": "3/2", "train": "0/2"}
+    )
+    assert [resumed.take("gen").ids, resumed.take("reward").ids] == [("c", "d"), ("a", "c")]
+    resumed.drop("cb")
+    assert (len(resumed), resumed.describe()["reward"]) == (3, "1/2")
+
+
+def test_datapoints_of_one_batch_are_of_one_kind():
+    buffer = core()
+    buffer.put(meta("a", "prompts"))
+    buffer.put(replace(meta("b", "prompts"), dtypes={"prompts": "int32"}))
+    with golden.raises(DataError):
+        buffer.take("gen")
 
 
 # ---- against brute force --------------------------------------------------------------------------

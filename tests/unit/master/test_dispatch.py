@@ -6,9 +6,15 @@ from hypothesis import strategies as st
 
 from realsys.api.data import SequenceMeta
 from realsys.api.dataflow import MFCDef
-from realsys.api.model import ModelInterfaceAbstraction, ModelInterfaceType, ModelName
+from realsys.api.model import (
+    ModelInterfaceAbstraction,
+    ModelInterfaceType,
+    ModelName,
+    ModelShardID,
+    ProcessTopology,
+)
 from realsys.data.packing import balanced_partition, contiguous
-from realsys.master.graph.model_function_call import split_over_ranks
+from realsys.master.graph.model_function_call import placement_of, split_over_ranks
 
 
 def call(kind, **more):
@@ -53,6 +59,7 @@ def test_training_has_equal_counts_on_every_rank():
 
 @pytest.mark.parametrize("kind", ["inference", "train_step"])
 def test_what_is_balanced_in_runs_stays_where_it_was_made(kind):
+    assert split_over_ranks(call(kind), batch([5, 5, 9, 1]), 2) == [[0, 1], [2, 3]]
     assert split_over_ranks(call(kind), batch([7, 8, 7, 8]), 2) == [[0, 1], [2, 3]]
     assert split_over_ranks(call(kind), batch([100, 102, 101, 101]), 2) == [[0, 1], [2, 3]]
     assert split_over_ranks(call(kind), batch([100, 106, 101, 98]), 2) == [[1, 3], [0, 2]]
@@ -105,3 +112,14 @@ def test_all_ranks_together_see_the_same_minibatches_whatever_their_number(num, 
     for k, wanted in enumerate(contiguous(len(lengths), num)):
         seen = [i for part in parts for i in [part[j] for j in contiguous(len(part), num)[k]]]
         assert sorted(seen) == wanted
+
+
+def test_a_calls_place_is_that_of_its_own_models_shards():
+    two, one = ProcessTopology(tensor=2), ProcessTopology()
+    shards = [(ModelShardID(model_name=ModelName("reward"), topo=one), 5)]
+    actor = [
+        ModelShardID(model_name=ModelName("actor"), topo=two, parallelism_rank=t) for t in range(2)
+    ]
+    shards += zip(actor, (3, 2), strict=True)
+    assert placement_of(call("generate"), tuple(shards)) == (two, {0: 3, 1: 2})
+    assert placement_of(call("generate"), tuple(shards[:2])) == (two, {0: 3})

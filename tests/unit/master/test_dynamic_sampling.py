@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 
 import golden
@@ -64,7 +65,8 @@ def queue(num: int) -> list[str]:
     return [schedule.at(number).id for number in range(num)]
 
 
-def test_by_hand() -> None:
+@pytest.mark.parametrize("nothing", [None, math.nan])
+def test_by_hand(nothing: float | None) -> None:
     """Queue + - + - | + + - +, batch of 3: the fifth question fills it, the others are given back."""
     control = DynamicSamplingControl(lowest=0.25, highest=0.75, max_gen_batches=4)
     sampling = DynamicSampling(
@@ -77,7 +79,7 @@ def test_by_hand() -> None:
     assert [index for index, _ in sampling.ask(1)] == [3, 4]  # 1 is missing, 2 of 3 were in range
     assert sampling.answered({"0-3": 1.0, "0-4": 0.9}) == ("0-3", "0-4")
     assert [index for index, _ in sampling.ask(1)] == [5, 6, 7]
-    assert sampling.answered({"0-5": 0.5, "0-6": None, "0-7": 0.5}) == ("0-6", "0-7")
+    assert sampling.answered({"0-5": 0.5, "0-6": nothing, "0-7": 0.5}) == ("0-6", "0-7")
     batch = sampling.batch
     assert batch is not None
     assert batch.trained == ("0-0", "0-2", "0-5")
@@ -181,6 +183,21 @@ def test_a_run_that_had_no_range_before_goes_on_where_it_was() -> None:
     sampling = make(drawn=3 * BATCH)
     sampling.begin(4)
     assert [name for _, name in sampling.ask(4)] == queue(16)[12:]
+
+
+def test_what_a_step_gives_back_comes_before_what_waited_already() -> None:
+    """After a run that did not fill its batch: many questions wait."""
+    schedule = DataSchedule(dataset_size=SIZE, batch_size=BATCH, seed=3, shuffle=True)
+    waiting = tuple(schedule.at(number) for number in range(12))
+    sampling = make(unit=4, state=SamplingState(drawn=12, returned=waiting))
+    sampling.begin(1)
+    for begin in (0, 4):
+        ids = [name for _, name in sampling.ask(1)]
+        assert ids == queue(12)[begin : begin + 4]
+        sampling.answered(dict.fromkeys(ids, 0.5) | ({} if begin else {ids[2]: 0.0}))
+    assert sampling.batch is not None
+    assert sampling.batch.returned == tuple(queue(8)[5:])
+    assert sampling.snapshot() == SamplingState(drawn=12, returned=waiting[5:])
 
 
 def test_answers_to_other_questions_and_rounds_of_other_steps_are_refused() -> None:

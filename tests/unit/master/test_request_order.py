@@ -1,15 +1,19 @@
 """Calls on overlapping workers never wait for one another in a circle, whatever order messages take."""
 
+import asyncio
 import itertools
 import random
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from realsys.master.graph.model_workers import RequestOrder
+from realsys.master.graph import model_workers
+from realsys.master.graph.model_workers import ModelWorkers, RequestOrder
 from realsys.model_worker.ordered_requests import OrderedRequests
+from realsys.transport.worker_requests import Exit
 
 
 @dataclass(frozen=True)
@@ -103,3 +107,54 @@ def test_random_meshes_and_deliveries_end(meshes, seed):
     messages = numbered(8, meshes)
     random.Random(seed).shuffle(messages)
     assert run(8, meshes, messages) == set(range(len(meshes)))
+
+
+def test_workers_are_asked_by_number_and_answer_in_the_order_of_their_index(monkeypatch):
+    log = []
+
+    class Client:
+        def __init__(self, control, *, peer_name, **_):
+            self.name = peer_name
+
+        def open(self):
+            log.append(("open", self.name))
+
+        async def close(self):
+            log.append(("close", self.name))
+
+        async def call(self, body, *, timeout_s, what):
+            log.append((self.name, body, timeout_s, what))
+            return f"{self.name} did"
+
+        def fail(self, reason):
+            log.append((self.name, reason))
+
+    monkeypatch.setattr(model_workers, "RequestClient", Client)
+    monkeypatch.setattr(
+        model_workers, "client_context", lambda num: SimpleNamespace(term=lambda: None)
+    )
+    records = [SimpleNamespace(control="", worker=f"w{i}") for i in range(3)]
+
+    async def main():
+        async with ModelWorkers(records, sender="master") as workers:
+            assert len(workers) == 3
+            some = await workers.call(
+                {2: partial(Ask, 7), 0: partial(Ask, 7)}, timeout_s=5, what="run"
+            )
+            every = await workers.call_all(partial(Ask, 8), timeout_s=6, what="all")
+            await workers.say_exit(timeout_s=1)
+            workers.fail("w1", "gone")
+            return some, every
+
+    some, every = asyncio.run(main())
+    assert some == {2: "w2 did", 0: "w0 did"}
+    assert every == ["w0 did", "w1 did", "w2 did"]
+    assert log == [
+        *(("open", f"w{i}") for i in range(3)),
+        ("w2", Ask(7, order=0), 5, "run"),
+        ("w0", Ask(7, order=0), 5, "run"),
+        *((f"w{i}", Ask(8, order=int(i != 1)), 6, "all") for i in range(3)),
+        *((f"w{i}", Exit(), 1, "exit") for i in range(3)),
+        ("w1", "gone"),
+        *(("close", f"w{i}") for i in range(3)),
+    ]

@@ -24,7 +24,13 @@ from realsys.master.graph.dynamic_sampling import BatchNotFilled, DynamicSamplin
 from realsys.master.graph.feeds import StoredFeed
 from realsys.master.graph.function_executor import FunctionExecutor
 from realsys.master.graph.idle import pools_of
-from realsys.master.graph.master_state import MasterState, PrefetchedStep, read_state
+from realsys.master.graph.master_state import (
+    Delivered,
+    MasterState,
+    PrefetchedStep,
+    Rollouts,
+    read_state,
+)
 from realsys.master.graph.model_function_call import ModelFunctionCall
 from realsys.master.graph.model_workers import RequestOrder
 from realsys.master.graph.storage_tracker import StorageTracker
@@ -79,9 +85,11 @@ def meta(ids, key):
 class Workers:
     """The connections' place: answers at once, and keeps what was asked in the order of numbering."""
 
-    def __init__(self):
-        self.records = [SimpleNamespace(worker=f"model_worker/{i}", host="here") for i in range(2)]
-        self.order, self.log = RequestOrder(2), []
+    def __init__(self, num=2):
+        self.records = [
+            SimpleNamespace(worker=f"model_worker/{i}", host="here") for i in range(num)
+        ]
+        self.order, self.log = RequestOrder(num), []
 
     def number(self, requests):
         bodies = self.order.number(requests)
@@ -267,6 +275,16 @@ def test_a_run_goes_on_with_what_had_run_ahead(tmp_path):
     assert log.index(("gen", 4)) < log.index(("train", 3))
 
 
+def test_a_worker_keeps_what_was_delivered_to_it_and_without_rollouts_all():
+    delivered = tuple(
+        Delivered(number=i, holder=holder, meta=meta([name], "answers"))
+        for i, (name, holder) in enumerate([("a", 0), ("b", 1), ("c", 0)])
+    )
+    state = MasterState(rollouts=Rollouts(ledger={}, delivered=delivered, dataset_size=3))
+    assert [state.kept(worker) for worker in range(3)] == [("a", "c"), ("b",), ()]
+    assert MasterState().kept(0) is None
+
+
 def test_nothing_has_run_ahead_without_staleness():
     async def run():
         executor = make_executor(Workers(), 0)
@@ -286,6 +304,62 @@ def test_the_first_error_of_what_runs_ahead_comes_out_as_itself():
 
     with golden.raises(LookupError):
         asyncio.run(run_steps(make_executor(Failing(), 1), (1, 2)))
+
+
+def test_a_call_over_several_ranks_tells_each_its_part_and_knows_who_holds_what_after_it():
+    asked, changes, topo = {}, [], ProcessTopology(data=2, tensor=2)
+    gen = call("gen", COPY, "generate", ("prompts",), ("answers",))
+    graph = build_graph([gen], dataset_keys=["prompts"])
+
+    class Ranks(Workers):
+        async def exchange(self, bodies, *, timeout_s, what):
+            asked.update({worker: (body.meta.ids, body.sources) for worker, body in bodies.items()})
+            replies = await super().exchange(bodies, timeout_s=timeout_s, what=what)
+            return {  # worker 0 keeps nothing, as ranks of a pipeline's other stages
+                w: msgspec.structs.replace(reply, kept=w > 0, stats={"of": float(w)})
+                for w, reply in replies.items()
+            }
+
+    async def main():
+        buffer, storage, ids = AsyncIOSequenceBuffer(graph), StorageTracker(), list("abcde")
+        await buffer.put_batch(meta(ids, "prompts"))
+        storage.add(meta(ids, "prompts"), 3)
+        run = ModelFunctionCall(
+            gen,
+            topo=topo,
+            placement={rank: 3 - rank for rank in range(4)},
+            buffer=buffer,
+            storage=storage,
+            workers=Ranks(4),
+            hooks=WeightHooks(()),
+            on_change=lambda *change: changes.append(change),
+        )
+        issued = asyncio.Event()
+        report = await run.run(7, issued=issued, n_seqs=5)
+        assert issued.is_set()
+        return report, storage
+
+    report, storage = asyncio.run(main())
+    ab, cde = tuple("ab"), tuple("cde")
+    assert asked == {
+        3: (ab, ()),
+        2: (ab, ((3, "prompts", ab),)),
+        1: (cde, ((3, "prompts", cde),)),
+        0: (cde, ((3, "prompts", cde),)),
+    }
+    held = {
+        (key, name): storage.owners(key, name) for key in ("prompts", "answers") for name in "ac"
+    }
+    assert held == {
+        ("prompts", "a"): {2, 3},
+        ("prompts", "c"): {0, 1, 3},
+        ("answers", "a"): {2, 3},
+        ("answers", "c"): {1},
+    }
+    names = tuple(f"model_worker/{i}" for i in (3, 2, 1, 0))
+    assert changes == [("gen", names), ("gen", ())]
+    assert (report.name, report.stats, report.ids) == ("gen", {"of": 3.0}, tuple("abcde"))
+    assert sorted(report.replies) == [0, 1, 2, 3]
 
 
 # ---- dynamic sampling: rounds of a step ----------------------------------------------------------

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import golden
 import pytest
 
 from realsys.api.errors import DataError
+from realsys.api.options import range_problems
 from realsys.rewards.programs import code_tests
+from realsys.rewards.programs.code_rule import CodeTests
 from realsys.rewards.programs.code_tests import (
     CodeGrade,
     grade,
@@ -131,6 +135,16 @@ def test_many_tests_take_several_boxes() -> None:
     assert boxes.asked == [256, 256, 88]
 
 
+def test_a_test_is_code_or_an_input() -> None:
+    asked: list[Any] = []
+    boxes: Any = SimpleNamespace(run_each=lambda programs, **_: asked.extend(programs) or [])
+    grade(BLOCK, [{"code": "assert 1"}, {"stdin": "2", "stdout": ""}], boxes, BoxLimits())
+    (code, of_code), given = asked
+    assert code == code_tests.python_test_argv(code_tests.PROGRAM)
+    assert json.loads(of_code)[1] == "assert 1"
+    assert given == (code_tests.python_file_argv(code_tests.PROGRAM), b"2")
+
+
 def test_tests_after_a_time_out_are_not_run() -> None:
     boxes = _Boxes(stop_at=3)
     found = graded(boxes, 600)
@@ -160,3 +174,14 @@ def test_what_is_no_test_is_refused(tests: list[dict[str, Any]]) -> None:
     boxes: Any = _Boxes()
     with pytest.raises(DataError):
         code_tests.grade(BLOCK, tests, boxes, BoxLimits())
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "less"),
+    [("boxes_at_once", 1, 0), ("mem", 32, 31), ("wall_s", 1e-9, 0.0), ("cpu_s", 1e-9, 0.0)],
+)
+def test_a_box_has_room_and_time(name: str, least: float, less: float) -> None:
+    assert list(range_problems(CodeTests(**{name: least}))) == []
+    assert [name in problem.where for problem in range_problems(CodeTests(**{name: less}))] == [
+        True
+    ]

@@ -113,3 +113,17 @@ def test_no_line_is_read_more_than_three_times(seed: int, monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "_fence", counted)
     fenced_blocks(lines)
     assert number <= 3 * lines.count("\n") + 3
+
+
+def test_strings_are_heeded_until_so_many_lines_were_read_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    heeded: list[bool] = []
+
+    def end(lines: Any, begin: int, opened: Any, *, heeds_strings: bool) -> tuple[int, bool, int]:
+        heeded.append(heeds_strings)
+        return begin, False, begin + 4
+
+    monkeypatch.setattr(module, "_end", end)
+    fenced_blocks("```python\n" * 10)
+    assert heeded == [True] * 3 + [False] * 7

@@ -11,11 +11,15 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import golden
 import pytest
 
 from realsys.api.errors import ClusterError
+from realsys.rewards.guard import guarded as guarded_module
+from realsys.rewards.guard.frames import Frame
 from realsys.rewards.guard.guarded import (
     CPU_TIME,
     DIED,
@@ -207,3 +211,40 @@ def test_it_may_be_closed_twice_and_called_again(guarded: Guarded) -> None:
     assert not _is_running(host)
     guarded.close()
     assert guarded.call(what="whoami")[1] != host
+
+
+@pytest.mark.parametrize(
+    ("since_s", "ended", "serves", "ends_s"),
+    [
+        ([0.0], False, False, 60.0),  # two answers' deadline and the grace, looked for each 10 s
+        ([-500.0], False, False, 60.0),  # of the silence, not of the call
+        ([15.0], False, False, 70.0),
+        ([], False, False, None),
+        ([0.0], False, True, None),  # of a service, the caller limits each call
+        ([0.0], True, False, 10.0),
+    ],
+)
+def test_a_host_that_is_silent_beyond_the_oldest_calls_deadline_is_given_up(
+    since_s: list[float], ended: bool, serves: bool, ends_s: float | None, monkeypatch: Any
+) -> None:
+    """Calls keep coming, one a look."""
+    now, said = [0.0], Frame(1, b"R", b"")
+    monkeypatch.setattr(guarded_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    calls = {-i: SimpleNamespace(since_s=s, num_answers=2) for i, s in enumerate(since_s)}
+
+    def next_reply(wait_s: float) -> Frame | None:
+        now[0] += wait_s
+        if since_s:
+            calls[len(calls)] = SimpleNamespace(since_s=now[0], num_answers=1)
+        return said if now[0] > 200 else None
+
+    host: Any = SimpleNamespace(
+        _next=next_reply,
+        _lock=threading.Lock(),
+        _calls=calls,
+        _process=SimpleNamespace(poll=lambda: 0 if ended else None),
+        permissions=SimpleNamespace(deadline_of=lambda number: 10.0 * number),
+        serves=serves,
+    )
+    found = guarded_module._HostProcess._next_reply(host)
+    assert (found, now[0]) == ((said, 210.0) if ends_s is None else (None, ends_s))

@@ -24,7 +24,7 @@ from realsys.interfaces.math_reward import MathRewardInterface
 from realsys.master.rollouts.rollout_dispatcher import RolloutDispatcher
 from realsys.master.statistics import reward_parts
 from realsys.rewards.guard.guarded import CPU_TIME, DIED, MEMORY, CallFailed
-from realsys.rewards.raised_scores import SHOWN, right_answers
+from realsys.rewards.raised_scores import SHOWN, AnswerFailure, RaisedAnswers, right_answers
 from realsys.rewards.rule import RewardRule, made_rule
 from realsys.rollout.environments.math_question import MathVerify
 
@@ -175,17 +175,39 @@ def test_without_a_known_answer_a_rule_that_scores_most_answers_is_believed(rule
     assert [isinstance(result, RewardError) for result in found].count(True) >= 2
 
 
-def test_a_second_call_may_give_the_number(rules: Any) -> None:
-    calls: list[str] = []
+@pytest.mark.parametrize("is_later", [False, True])
+def test_answers_are_asked_again_counted_and_settled_one_by_one(is_later: bool) -> None:
+    """Each is of a record of its own; ``slow`` exceeded a limit, of ``bad`` the right answer fails."""
+    failure, limited = (AnswerFailure("it fails", where="x", fix="y") for _ in range(2))
+    limited.exceeded_limit = True
+    one = Score(value=1.0, correct=True)
+    said: dict[str, list[Any]] = {
+        "good": [one],
+        "twice": [failure, one],
+        "odd": [failure] * 2,
+        "slow": [limited],
+        **{f"right of {text}": [one] for text in ("odd", "slow")},
+    }
+    asked: list[list[str]] = []
 
-    def once(response: str, answer: str) -> float:
-        calls.append(response)
-        if len(calls) == 1:
-            raise ValueError("once")
-        return 0.5
+    def score(answers: Any) -> list[Any]:
+        asked.append([answer.response for answer in answers])
+        return [said[text].pop(0) if text in said else failure for text in asked[-1]]
 
-    rules("mine", once)
-    assert scored("x") == [Score(value=0.5, correct=False)]
+    async def score_later(answers: Any) -> list[Any]:
+        return score(answers)
+
+    settling, texts = RaisedAnswers("mine"), ["good", "twice", "odd", "slow", "bad"]
+    answers = [Completion(response=text, answer=f"right of {text}") for text in texts]
+    if is_later:
+        found = asyncio.run(settling.settled_later(answers, score_later))
+    else:
+        found = settling.settled(answers, score)
+    assert found[:4] == [one, one, ZERO, ZERO]
+    assert type(found[4]) is RewardError
+    again = [["twice"], ["odd"], ["bad"], ["right of odd"], ["right of slow"]]
+    assert asked == [texts, *again, *([form] for form in right_answers(answers[4]))]
+    assert (settling.num_scored, settling.num_raised, settling.num_unscored) == (2, 2, 1)
 
 
 def test_of_a_batch_only_the_text_at_fault_scores_0(rules: Any) -> None:

@@ -17,10 +17,14 @@ import pytest
 from realsys.api import registry
 from realsys.api.basics import plugin_table
 from realsys.api.basics.reward import Completion, Score
-from realsys.api.errors import ClusterError, ConfigError, RewardError
+from realsys.api.errors import ClusterError, ConfigError, RewardError, RewardServiceAway
 from realsys.rewards import guarded_rules
 from realsys.rewards.guard import rule_filter, rule_walls
+from realsys.rewards.guard.guarded import Reply
+from realsys.rewards.guarded_rules import _received, results_of
+from realsys.rewards.raised_scores import AnswerFailure
 from realsys.rewards.rule import RewardRule
+from realsys.rewards.rule_terms import rule_term
 from realsys.rewards.trial_scoring import problems_of_rule
 
 RULES = str(Path(__file__).with_name("guarded_rules.py"))
@@ -104,6 +108,49 @@ def test_what_is_no_reply_to_its_call_is_no_score(text: str) -> None:
     (first, forged, last) = results("forges", "", text, "")
     assert not any(isinstance(found, Score) and found.value for found in (first, forged, last))
     assert values("length", "abc") == [3.0]
+
+
+GIVEN = {"value": 1, "correct": 1, "parts": {"a": 0.5}}
+FAILED = {"error": "AnswerFailure", "what": "w" * 600, "where": "x", "fix": "y"}
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        None,
+        "ab",
+        {"0": GIVEN, "1": GIVEN},
+        [],
+        [GIVEN],
+        [GIVEN] * 3,
+        [None, 3],
+        [{}, {"value": "1"}],
+    ],
+    ids=repr,
+)
+def test_a_reply_without_a_score_for_each_answer_is_none(reply: Any) -> None:
+    for found in results_of(Reply(reply), rule_term("code_tests", 1.0, {}), 2):
+        assert isinstance(found, RewardError)
+    assert len(results_of(Reply(reply), rule_term("code_tests", 1.0, {}), 2)) == 2
+
+
+def test_a_rule_in_a_guard_sees_the_answer_that_was_sent() -> None:
+    sent = {"response": "r", "token_ids": [1, 2], "record": {"a": 1}, "prompt": "p"}
+    record = {"prompt": "p", "a": 1}
+    assert _received(sent) == Completion(response="r", token_ids=(1, 2), record=record)
+    assert _received({"answer": "5"}) == Completion(response="", answer="5")
+
+
+def test_a_reply_is_scores_and_errors_of_known_kinds() -> None:
+    away = {**FAILED, "error": "RewardServiceAway"}
+    replies = [GIVEN, FAILED, away, {**FAILED, "error": "SystemExit"}, {**GIVEN, "parts": 3}]
+    for name, of_away in (("math_verify", RewardError), ("code_tests", RewardServiceAway)):
+        score, *errors = results_of(Reply(replies), rule_term(name, 1.0, {}), 5)
+        assert score == Score(value=1.0, correct=True, parts={"a": 0.5})
+        kinds = [AnswerFailure, of_away, RewardError, AnswerFailure]
+        assert [type(error) for error in errors] == kinds
+        assert (errors[0].what, errors[0].where, errors[0].fix) == ("w" * 500, "x", "y")
+        assert [error.exceeded_limit for error in (errors[0], errors[3])] == [False, True]
 
 
 def undeclared(name: str, text: str) -> list[str]:

@@ -125,7 +125,7 @@ VOCABULARY = "20 vocabulary rows"
         ("t8", "megatron", ["4 key/value heads", VOCABULARY], "t of 1 or 2 or 4"),
         ("t3", "inference", ["8 attention heads", "4 key/value heads", VOCABULARY], "t of 1 or 2 or 4"),
         ("p3", "megatron", ["4 layers can't be split evenly over pipeline degree 3"], "p of 1 or 2 or 4"),
-        ("d2p2", "fsdp", ["layout d2t1p2 has 2 pipeline stages"], "d4t1p1"),
+        ("d2p2", "fsdp", ["layout d2t1p2 has 2 pipeline stages"], "d4t1p1, or backend=megatron"),
         ("t5", "fsdp", ["8 attention", "4 key", "24 MLP"], "t of 1 or 2 or 4"),
         ("t3p3", "somebody_elses", [], ""),
         ("d7t4p4", "megatron", [], ""),
@@ -136,7 +136,7 @@ def test_problems_name_numbers_and_a_way_out(topo, backend, what, fix):
     assert [
         text for text, p in zip(what, problems, strict=True) if not p.what.startswith(text)
     ] == []
-    assert all(fix in p.fix and p.where == "actor.parallel" for p in problems)
+    assert all((p.fix, p.where) == (f"use {fix}", "actor.parallel") for p in problems)
 
 
 def test_a_head_that_is_not_cut_sets_no_limit():

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from realsys.api.errors import ConfigError, InternalError
 from realsys.api.model import ProcessTopology
 from realsys.models.shape import ModelShape, Weight
+from realsys.weights.layouts import regions
 from realsys.weights.layouts.boxes import Box
 from realsys.weights.layouts.holdings import fsdp_layout, megatron_layout, whole_layout
 from realsys.weights.layouts.regions import regions_of, subtract
@@ -264,8 +265,10 @@ def test_only_named_weights_move():
     plan = plan_realloc(shape.weights(), *layouts, whole, (2,), names={"model.norm.weight"})
     assert plan.streams == {(1, 2): (WeightPiece("model.norm.weight", Box((0,), (3,))),)}
     assert plan.lower_bound == 12
-    with golden.raises(ConfigError):
-        plan_realloc(shape.weights(), *layouts, whole, (2,), names={"model.nrom"})
+    for unknown in (5, 6):
+        names = {f"model.nrom{i}" for i in range(unknown)}
+        with golden.raises(ConfigError):
+            plan_realloc(shape.weights(), *layouts, whole, (2,), names=names)
 
 
 def test_weights_that_only_the_layouts_name_move_after_the_others():
@@ -313,6 +316,13 @@ def test_no_holder_and_disjoint_cells_of_a_box():
     assert subtract(Box((0, 0), (2, 4)), right) == [left]
 
 
+def test_boxes_that_do_not_overlap_are_cut_the_quick_way(monkeypatch):
+    monkeypatch.setattr(regions, "_cut_by_any", None)
+    left, right = Box((0,), (2,)), Box((2,), (4,))
+    found = regions_of([(0, [left]), (1, [right])], [(5, [Box((1,), (4,))])])
+    assert found == [(Box((1,), (2,)), (0,), (5,)), (right, (1,), (5,))]
+
+
 boxes = st.tuples(*[st.tuples(st.integers(0, 4), st.integers(1, 5))] * 3).map(
     lambda ranges: Box(tuple(a for a, _ in ranges), tuple(a + n for a, n in ranges))
 )
@@ -354,6 +364,46 @@ def test_buckets_hold_all_pieces_in_order_and_are_not_too_big(stream, max_bytes,
     assert names == sorted(names)
     for name, box in pieces:
         assert np.array_equal(np.concatenate(found[name]), order[index(box)].ravel())
+
+
+FLOATS, HALVES = "float32", "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("shapes", "alone_bytes", "buckets"),
+    [
+        # A bucket holds 32 bytes: 8 floats. Pieces that fit go together.
+        ([(5,), (3,)], None, [[5, 3]]),
+        ([(8,), ()], None, [[8], [1]]),
+        # Over half full, it is left for one that fits into the next whole; else that is split.
+        ([(5,), (4,)], None, [[5], [4]]),
+        ([(4,), (5,)], None, [[4, 4], [1]]),
+        ([(5,), (8,)], None, [[5], [8]]),
+        ([(5,), (9,)], None, [[5, 3], [6]]),
+        # Rows are not split where one fits into the next.
+        ([(5,), (3, 4)], None, [[5], [8], [4]]),
+        ([(4,), (3, 4)], None, [[4, 4], [8]]),
+        ([(2, 9)], None, [[8], [1], [8], [1]]),
+        # What need not be packed is alone.
+        ([(1,), (4,), (1,)], 16, [[1], [4], [1]]),
+        ([(1,), (3,), (1,)], 16, [[1, 3, 1]]),
+    ],
+    ids=str,
+)
+def test_where_a_bucket_ends(shapes, alone_bytes, buckets):
+    pieces = [WeightPiece(str(i), Box.whole(shape)) for i, shape in enumerate(shapes)]
+    dtypes = dict.fromkeys((piece.name for piece in pieces), FLOATS)
+    found = list(cut_into_buckets(pieces, dtypes, max_bytes=32, alone_bytes=alone_bytes))
+    assert [[piece.box.numel for piece in bucket.pieces] for bucket in found] == buckets
+    assert [bucket.num_bytes for bucket in found] == [4 * sum(numels) for numels in buckets]
+
+
+@pytest.mark.parametrize(("floats", "numels"), [(7, [[1, 7]]), (8, [[1, 7], [1]])])
+def test_a_piece_begins_at_a_multiple_of_its_item(floats, numels):
+    pieces = [WeightPiece("a", Box.whole((1,))), WeightPiece("b", Box.whole((floats,)))]
+    found = list(cut_into_buckets(pieces, {"a": HALVES, "b": FLOATS}, max_bytes=32))
+    assert [[piece.box.numel for piece in bucket.pieces] for bucket in found] == numels
+    assert (found[0].offsets, found[0].num_bytes) == ((0, 4), 32)
 
 
 def test_a_tag_tells_other_weights_apart():

@@ -160,14 +160,14 @@ def of_a_plain_loop(data: SequenceSample, settings: PPOSettings) -> tuple[float,
         k3 = (torch.exp(-d) - 1 + d).detach() + 0.5 * d * d - (0.5 * d * d).detach()
         total = total + (-surrogate + 0.3 * k3).sum() / every
         if reward > 0:
-            total = total - 0.5 * new.sum() / right
+            total = total - 2.0 * new.sum() / right
     total.backward()
     return float(total.detach()), gradient(module)
 
 
 def test_kl_and_nll_are_those_of_a_plain_loop_each_over_its_own_count() -> None:
     data = without(full_batch(), PROXIMAL, ENTROPY, TEACHER)
-    ppo = interface(kl_ctl=0.3, kl_in="loss", nll_coef=0.5)
+    ppo = interface(kl_ctl=0.3, kl_in="loss", nll_coef=2.0)
     wanted, of_loop = of_a_plain_loop(data, ppo)
     model = actor()
     seen: list[torch.Tensor] = []

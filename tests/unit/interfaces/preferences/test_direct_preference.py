@@ -250,7 +250,7 @@ def test_held_out_pairs_are_compared_with_the_policy_before_its_first_update(pat
     other.load_state_dict(does.state_dict())
     assert other.evaluate(model, held_out, MicroBatchSpec(max_tokens_per_mb=16)) == later
     with golden.raises(ConfigError):
-        other.evaluate(model, [pairs("d", LENGTHS[2:])], MB)  # of other lengths
+        other.evaluate(model, [pairs("df", LENGTHS[:2])], MB)  # the second of other lengths
 
 
 def test_without_a_reference_none_is_kept(path: Path) -> None:

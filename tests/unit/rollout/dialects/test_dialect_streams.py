@@ -66,6 +66,15 @@ def test_reasoning_that_is_known_late_comes_after_the_text(api: str) -> None:
     assert [entry["type"] for entry in told] == [kinds[1], kinds[0], *kinds[2:]]
 
 
+def test_an_anthropic_stream_opens_with_an_empty_message() -> None:
+    encoder = anthropic_messages.stream(REQUEST)
+    ((_, opening),) = events(encoder.opening("r1", 0, "policy"))
+    message = opening.pop("message")
+    assert opening == {"type": "message_start"}
+    assert (message["role"], message["content"], message["stop_reason"]) == ("assistant", [], None)
+    assert message["usage"] == {"input_tokens": 0, "output_tokens": 0}
+
+
 def test_two_replies_are_streamed_side_by_side() -> None:
     request = replace(REQUEST, n=2, logprobs=True)
     result = result_of(MESSAGES["calls"], n=2)
