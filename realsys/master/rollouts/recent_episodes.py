@@ -56,7 +56,8 @@ class RecentEpisodes:
     Attributes:
         failed_share: most of the ``window`` that may fail although they were played again.
         wait_limit_s: for how long nothing may succeed.
-        batch_size: records a step. group_size: episodes a record.
+        batch_size: records a step. group_size: episodes a record. at_once: most records that have been
+            played at the same time, 0: not known yet.
         has_succeeded: an episode of this run has, in this attempt or before.
     """
 
@@ -64,6 +65,7 @@ class RecentEpisodes:
     wait_limit_s: float = WAIT_LIMIT_S
     batch_size: int = 1
     group_size: int = 1
+    at_once: int = 0
     has_succeeded: bool = False
     _ended: list[_EndedEpisode] = field(default_factory=list)  # in the order of their beginnings
     _newest_s: dict[str, float] = field(default_factory=dict)  # worker → its newest success began
@@ -202,9 +204,12 @@ class RecentEpisodes:
         return self.nothing_succeeds or stuck > self._most_by_themselves(len(self._newest_s))
 
     def _most_by_themselves(self, num_workers: int) -> float:
-        """Records of a step, at one of ``num_workers``, that may fail without its being an outage."""
-        share = self.failed_share * self.batch_size / max(1, num_workers)
-        return max(_LEAST_RECORDS, share)
+        """Records of a step, at one of ``num_workers``, that may fail without its being an outage; less
+        than all that are played at a time."""
+        most = self.failed_share * self.batch_size
+        if self.at_once:
+            most = min(most, self.at_once - 1)
+        return max(_LEAST_RECORDS, most / max(1, num_workers))
 
     def share(self) -> float:
         """Share of the ``window`` that failed although they were played again."""

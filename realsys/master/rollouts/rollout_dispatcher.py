@@ -249,6 +249,7 @@ class RolloutDispatcher:
         target = self._routes.target(worker, urgent=urgent)
         if target is None or self._ledger.admit(worker) is None:
             return None
+        self._recent.at_once = max(self._recent.at_once, self._ledger.num_in_flight)
         if self._recent.nothing_succeeds_at(worker):
             self._next_probe_s[worker] = self._clock() + PROBE_S
         self._routes.gave(offer.number, worker, target)

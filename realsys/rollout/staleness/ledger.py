@@ -234,6 +234,11 @@ class StalenessLedger:
         """True if prompts are in flight at ``holder``."""
         return any(flight.holder == holder for flight in self._in_flight.values())
 
+    @property
+    def num_in_flight(self) -> int:
+        """Number of prompts that holders have now."""
+        return len(self._in_flight)
+
     def is_in_flight(self, number: int) -> bool:
         """True if a holder has the prompt now."""
         return number in self._in_flight

@@ -147,6 +147,17 @@ def test_few_records_that_fail_last_of_a_step_are_no_outage() -> None:
     assert recent.nothing_succeeds
 
 
+@pytest.mark.parametrize(("at_once", "least"), [(0, 7), (1, 3), (3, 3), (5, 5), (64, 7)])
+def test_all_that_are_played_at_a_time_are_an_outage(at_once: int, least: int) -> None:
+    """With few at a time a step's share would be stuck after several rounds of giving up only."""
+    for stuck in range(1, 9):
+        recent = RecentEpisodes(batch_size=64, at_once=at_once)
+        recent.note("w", [good("0-9", ago_s=9.0)], now_s=10.0)
+        recent.note("w", [bad(f"1-{n}", fault=SERVERS) for n in range(stuck)], now_s=40.0)
+        assert recent.nothing_succeeds is (stuck >= least), stuck
+        assert bool(recent.waits(now_s=50.0)) is (stuck >= least)
+
+
 def test_the_patience_ends_with_nothing_and_with_next_to_nothing() -> None:
     nothing = RecentEpisodes(batch_size=4, wait_limit_s=600.0)
     nothing.note("w", [good("0-0")], now_s=0.0)

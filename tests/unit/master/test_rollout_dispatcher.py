@@ -388,6 +388,19 @@ def test_a_long_train_step_without_prompts_is_no_outage():
     run_virtually(story())
 
 
+def test_how_many_are_played_at_a_time_is_the_most_that_were_out():
+    async def story():
+        recent = RecentEpisodes()
+        desk, _ = await make_desk(recent=recent)
+        tickets = await take(desk, room=3)
+        assert recent.at_once == len(tickets) == 3
+        await desk.handle(delivery(tickets[0]))
+        await take(desk, room=1)
+        assert recent.at_once == 3
+
+    run(story())
+
+
 def test_the_newest_episodes_are_judged_once_a_second():
     class Counted(RecentEpisodes):
         judged = 0
