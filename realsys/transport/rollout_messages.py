@@ -54,6 +54,9 @@ class TryFault(StrEnum):
     UNSCORED = "unscored"  # its reward is not a number
 
 
+OUTAGES = (TryFault.SERVERS, TryFault.AWAY)
+
+
 class EpisodeTry(msgspec.Struct, frozen=True, kw_only=True):
     """How one try of an episode ended.
 

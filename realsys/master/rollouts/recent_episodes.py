@@ -23,7 +23,7 @@ from itertools import groupby
 
 from realsys.api.errors import RolloutError
 from realsys.api.worker_configs import FAILED_SHARE, FAILED_WINDOW
-from realsys.transport.rollout_messages import FAILED_AGAIN, EpisodeTry, TryFault
+from realsys.transport.rollout_messages import FAILED_AGAIN, OUTAGES, EpisodeTry, TryFault
 
 WAIT_LIMIT_S = 1800.0
 _HOPELESS = FAILED_AGAIN + 1  # failures of an episode in a row, 21 s after its first
@@ -31,7 +31,6 @@ _LEAST_RECORDS = 2  # so many may fail by themselves in any run
 _MOST_FAIL = 0.5  # a share, outages included, from which on the patience counts
 _NEVER_THERE = "none has in this run so far: an address in its settings may be wrong"
 _NUMBER = re.compile(r"\d+")
-_OUTAGES = (TryFault.SERVERS, TryFault.AWAY)
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -142,7 +141,7 @@ class RecentEpisodes:
         self._keep(_EndedEpisode(began_s, worker, record, False, False, ""))
 
     def _failed(self, worker: str, ended: EpisodeTry, at_s: float, *, now_s: float) -> None:
-        is_outage = ended.fault in _OUTAGES
+        is_outage = ended.fault in OUTAGES
         self._counts["outage_tries" if is_outage else "failed_tries"] += 1
         self._whys.append(ended.why)
         if self._failing_since_s is None:

@@ -29,7 +29,7 @@ from realsys.api.errors import (
     encodable,
 )
 from realsys.runtime.failures import what_of
-from realsys.transport.rollout_messages import EpisodeTry, TryFault
+from realsys.transport.rollout_messages import OUTAGES, EpisodeTry, TryFault
 
 WAITS_S = (1.0, 4.0, 16.0, 64.0)  # before the tries of an episode after its first
 _SHOWN = 300  # characters of a reason in a report
@@ -70,6 +70,7 @@ class EpisodeChances:
     waits_s: Sequence[float]
     failures: int = 0
     _counted: int = 0
+    _last: TryFault | None = None
     _faults: Counter[TryFault] = field(default_factory=Counter)
 
     @property
@@ -77,9 +78,14 @@ class EpisodeChances:
         """True if a try ended as by the policy's doing: the next that does so is scored as failed."""
         return self._faults[TryFault.DOUBTFUL] > 0
 
+    def begins_outage(self, fault: TryFault) -> bool:
+        """True if a try failed as in an outage, and the one before did not."""
+        return fault in OUTAGES and self._last not in OUTAGES
+
     def wait_s(self, fault: TryFault, *, nothing_succeeds: bool = False) -> float | None:
         """Counts a failed try; returns how long to wait before the next, None if none follows."""
         self.failures += 1
+        self._last = fault
         self._faults[fault] += 1
         if (
             not self.waits_s

@@ -210,6 +210,8 @@ class GroupRunner:
                 )
             assert error is not None
             fault = fault_of(error, servers_trouble=trouble)
+            if chances.begins_outage(fault):  # what it failed for before was its own
+                first_s = clock()
             wait_s = chances.wait_s(fault, nothing_succeeds=self.retries.nothing_succeeds)
             if fault is not TryFault.UNSCORED:  # which records get no score is counted apart
                 self.retries.failed(

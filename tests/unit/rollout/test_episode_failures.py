@@ -187,12 +187,14 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
 
 
-def play(faults: Faults, folder: Path, *, steps: int = 10, **limits: Any) -> Outcome:
+def play(
+    faults: Faults, folder: Path, *, steps: int = 10, at_once: int = 64, **limits: Any
+) -> Outcome:
     """Plays ``steps`` steps of QUESTIONS groups of GROUP episodes; a step trains in two seconds."""
-    return run_virtually(_play(faults, folder, steps, **limits))
+    return run_virtually(_play(faults, folder, steps, at_once, **limits))
 
 
-async def _play(faults: Faults, folder: Path, steps: int, **limits: Any) -> Outcome:
+async def _play(faults: Faults, folder: Path, steps: int, at_once: int, **limits: Any) -> Outcome:
     clock = asyncio.get_running_loop().time
     agent = FaultyAgent(faults)
     said: list[str] = []
@@ -230,7 +232,7 @@ async def _play(faults: Faults, folder: Path, steps: int, **limits: Any) -> Outc
         connect=connect,
         log=log,
         episodes=episodes,
-        limits=RolloutLimits(max_concurrent_rollouts=64),
+        limits=RolloutLimits(max_concurrent_rollouts=at_once),
     )
     worker = asyncio.create_task(loop.run())
     size = await desk.dataset_size()
@@ -286,6 +288,17 @@ def test_failed_episodes_and_an_outage_cost_neither_the_run_nor_good_episodes(
     assert "rollout/set_aside" not in found.row
     golden.line(found.said, "succeeded")
     assert found.said[-1] == ""
+
+
+def test_an_outage_is_one_where_few_are_played_at_a_time(tmp_path: Path) -> None:
+    """Three records at a time, where seven may fail by themselves: each is at one of its tries."""
+    faults = Faults(before=0.1, away=(20.0, 320.0), waits_inside=True)
+    found = play(faults, tmp_path, steps=3, at_once=3, failed_share=0.35)
+    assert found.error is None
+    assert "rollout/set_aside" not in found.row
+    assert sum(text.startswith("no episode has succeeded for 4 min") for text in found.said) > 0
+    given_up = (tmp_path / "rollouts.jsonl").read_text().count('"failed"')
+    assert given_up == 0, "none is given up in an outage"
 
 
 def test_too_many_failures_end_the_run_within_the_window_and_are_named(tmp_path: Path) -> None:
