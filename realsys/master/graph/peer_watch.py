@@ -71,7 +71,7 @@ class PeerWatch:
         try:
             record = loads(WorkerRecord, event.value, where=event.key)
         except RealsysError as error:  # others that came with it are told all the same
-            logger.warning("peer ended, and its record is damaged error=%s", error.what)
+            logger.warning("end of a worker not read key=%s why=%s", event.key, error.what)
             return
         if record.token != self._token:
             return
