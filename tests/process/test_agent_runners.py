@@ -10,7 +10,8 @@ import textwrap
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from scripted_policy import END, ScriptedPolicy
 
 from realsys.api.agent import (
     AgentHost,
+    DoubtfulEnd,
     Environment,
     Episode,
     EpisodeAgent,
@@ -66,8 +68,11 @@ def played(
     *script: str,
     environment: Environment | None = None,
     beside: Callable[[EpisodeAgent], Coroutine[Any, Any, Any]] | None = None,
+    passes_s: Sequence[float] = (),
 ) -> Episode:
-    """One episode of an agent, while ``beside`` runs."""
+    """One episode of an agent, while ``beside`` runs; so much time passes in the policy's answers, of which
+    the last then never comes."""
+    asked = 0
     policy = ScriptedPolicy(FAMILY, [f"{text}{END}" for text in script])
 
     async def ask(
@@ -79,6 +84,12 @@ def played(
         on_tokens: Any = None,
         grammar: str = "",
     ) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked <= len(passes_s):
+            pass_time(passes_s[asked - 1])
+            if asked == len(passes_s):
+                await asyncio.Event().wait()
         return await policy.sample(tokens, limit=limit, stop=stop, sampling={}, on_tokens=on_tokens)
 
     async def run() -> Episode:
@@ -224,6 +235,22 @@ def test_an_agent_that_fails_after_an_answer_gets_the_failed_reward_and_keeps_it
     assert (episode.reward, episode.stats["failed"]) == (-1.0, 1.0)
     (log,) = (tmp_path / "agents").glob("*.log")
     assert log.read_text().startswith("so far")
+
+
+@pytest.mark.parametrize("make", [command, function])
+@pytest.mark.parametrize(("passes_s", "is_lesson"), [((0, 80, 20), True), ((0, 20, 80), False)])
+def test_a_limit_that_passed_in_one_answer_teaches_nothing(tmp_path, make, passes_s, is_lesson):
+    code = {
+        command: "for _ in range(3): ask()",
+        function: """
+            def solve(base_url, api_key):
+                for _ in range(3): ask("x", base_url, api_key)
+        """,
+    }
+    agent = make(tmp_path, code[make], timeout_s=100, failed_reward=-1)
+    with nullcontext() if is_lesson else pytest.raises(DoubtfulEnd):
+        episode = played(agent, tmp_path, "right", "right", passes_s=passes_s)
+        assert (episode.reward, episode.stats["failed"]) == (-1.0, 1.0)
 
 
 @pytest.mark.parametrize("make", [command, function])

@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Protocol
@@ -157,6 +157,7 @@ class EpisodeSession:
     on_first_call: Callable[[], None] | None = None
     _book: CallBook[_Work] = field(default_factory=CallBook)
     _num_starts: int = 0
+    _asked: list[float] = field(default_factory=list)  # when, of answers that are on their way
 
     @asynccontextmanager
     async def call(
@@ -216,6 +217,20 @@ class EpisodeSession:
             )
         for node in found:
             node.reward = reward
+
+    def asked_s(self) -> float:
+        """Returns for how many seconds the oldest answer has been on its way; 0: there is none."""
+        now_s = asyncio.get_running_loop().time()
+        return max((now_s - began_s for began_s in self._asked), default=0.0)
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        began_s = asyncio.get_running_loop().time()
+        self._asked.append(began_s)
+        try:
+            yield
+        finally:
+            self._asked.remove(began_s)
 
     async def close(self) -> None:
         """Ends the episode: answers on their way are abandoned, later requests refused."""
@@ -407,14 +422,15 @@ class EpisodeSession:
                 kept = before_stops(text, request.stop)
                 on_text(place[1], form.safe_prefix(kept, thinking=thinking, tools=has_tools))
 
-        answer = await self.policy.sample(
-            context,
-            limit=request.max_tokens,
-            stop=request.stop,
-            sampling=request.sampling,
-            on_tokens=on_tokens if on_text is not None else None,
-            grammar=grammar,
-        )
+        with self._asking():
+            answer = await self.policy.sample(
+                context,
+                limit=request.max_tokens,
+                stop=request.stop,
+                sampling=request.sampling,
+                on_tokens=on_tokens if on_text is not None else None,
+                grammar=grammar,
+            )
         if answer.is_none:
             raise ContextFull(
                 f"the conversation of {len(context)} tokens fills the model's context length",

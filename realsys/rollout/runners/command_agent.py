@@ -83,7 +83,9 @@ class CommandAgent(CommandArguments, EndpointAgent):
             finally:
                 await _end(process)
         if code is None:
-            return f"it was still running after {self.timeout_s:g} s"
+            return self.out_of_time(
+                seats, f"it was still running after {self.timeout_s:g} s"
+            ).problem
         if code in _KILLED:  # by the node, or by what the policy wrote
             raise DoubtfulEnd(
                 f"the agent was killed by a signal, {_KILLED[code]}; its log ends: "

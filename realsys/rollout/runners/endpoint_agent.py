@@ -173,6 +173,22 @@ class EndpointAgent(EndpointArguments, EpisodeAgent):
             seats: one, or one for each role.
         """
 
+    def out_of_time(self, seats: Sequence[EpisodeSeat], what: str) -> AgentOutcome:
+        """Returns the outcome of an episode that took longer than ``timeout_s``.
+
+        Raises:
+            DoubtfulEnd: one answer of the policy was on its way for more than half of that time: it may be
+                a server that is slow.
+        """
+        asked_s = max(seat.session.asked_s() for seat in seats)
+        if 2 * asked_s > self.timeout_s:
+            raise DoubtfulEnd(
+                f"{what}, and had waited for an answer of the policy for {asked_s:.3g} s",
+                where=seats[0].session.id,
+                fix="see why generation is slow, or raise task.agent_args.timeout_s",
+            )
+        return AgentOutcome(problem=what)
+
     def _seat(self, task: EpisodeTask, role: str) -> EpisodeSeat:
         id_ = f"{task.id}-{role}" if role else task.id
         session = EpisodeSession(id=id_, policy=AskPolicy(task.ask), settings=self.settings)

@@ -84,7 +84,7 @@ class HostedAgent(HostedArguments, EndpointAgent):
             try:
                 line = await next(self._turns).run(order, timeout_s=self.timeout_s)
             except WaitTimeout as error:
-                return AgentOutcome(problem=error.what)
+                return self.out_of_time(seats, error.what)
         if "error" in line:
             return AgentOutcome(problem=str(line["error"]))
         if "unusable" in line:

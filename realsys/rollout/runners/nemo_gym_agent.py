@@ -87,7 +87,7 @@ class NemoGymAgent(NemoGymArguments, EndpointAgent):
             ):
                 text = await response.text()
         except TimeoutError:
-            return AgentOutcome(problem=f"/run took more than {self.timeout_s:g} s")
+            return self.out_of_time(seats, f"/run took more than {self.timeout_s:g} s")
         except (aiohttp.ClientError, OSError) as error:
             kind = WaitTimeout if is_away(error) else RolloutError
             raise kind(

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 import tempfile
 import textwrap
@@ -138,7 +139,7 @@ def judged(files: TrialFiles, agent: Path) -> dict[str, Any]:
             num_failed += 1
             last = tries.get(f"{name}-{index}", [""])[-1]
             if not last or said[last][-1] not in OWN_FAULTS:
-                lessons.append(last or f"{name}-{index}")
+                lessons.append(f"{last or f'{name}-{index}'}: {said.get(last)}")
     num_good = sum(what[-1] == "good" for what in said.values())
     kept_good = num_delivered - num_failed
     return {
@@ -227,17 +228,20 @@ def main() -> int:
     parser.add_argument("--limit-s", type=float, default=4 * 3600.0, help="of a run")
     given = parser.parse_args()
     check = HandCheck(__file__)
-    with tempfile.TemporaryDirectory(prefix="realsys-failures-") as name:
-        folder = Path(name)
-        os.environ["REALSYS_TEST_SERVERS_AWAY"] = str(folder / "away")
-        make_policy(folder / "policy")
-        trials = Trials(folder / "root")
-        try:
-            few = run_with_faults(trials, folder, given)
-            many = run_of_failures(trials, folder, given)
-        finally:
-            trials.end_all()
+    folder = Path(tempfile.mkdtemp(prefix="realsys-failures-"))
+    os.environ["REALSYS_TEST_SERVERS_AWAY"] = str(folder / "away")
+    make_policy(folder / "policy")
+    trials = Trials(folder / "root")
+    try:
+        few = run_with_faults(trials, folder, given)
+        many = run_of_failures(trials, folder, given)
+    finally:
+        trials.end_all()
     problems = [*few.pop("problems"), *many.pop("problems")]
+    if problems:
+        sys.stdout.write(f"both runs are kept: {folder}\n")
+    else:
+        shutil.rmtree(folder)
     return check.write(
         f"{given.steps} steps of {given.questions} questions x {given.group} episodes with faults, and "
         f"servers away for {given.away_s:g} s",
