@@ -13,7 +13,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from real_trials import LONG_PPO, SMALL_PPO, name_of, trained_ids, wait_until, worker_pid
+from paced import Pace
+from real_trials import (
+    LONG_PPO,
+    SMALL_PPO,
+    name_of,
+    small_ppo,
+    trained_ids,
+    wait_until,
+    worker_pid,
+)
 from slurm_cluster import SlurmCluster
 from slurm_trials import SlurmTrials
 from told import row, rows
@@ -246,14 +255,20 @@ def announce_the_end(slurm: SlurmCluster, job_id: int) -> None:
 
 
 def test_the_time_limit_is_announced_and_the_run_saves(
-    slurm: SlurmCluster, slurm_trials: SlurmTrials, long_run: Callable[..., TrialFiles]
+    slurm: SlurmCluster, slurm_trials: SlurmTrials, tiny_policy: Path, tmp_path: Path
 ) -> None:
     """With Slurm's own clock, which announces up to 60 s early: 5 to 65 s after the start."""
     slurm_trials.write_spec(slurm={"grace_seconds": 55})
-    files = long_run("t", "--time", "2")
+    pace = Pace(tmp_path, 0.8)
+    long = (*small_ppo("exp_ctrl.total_train_epochs=1000"), *TWO_NODES, *pace.words)
+    path = f"actor.path={tiny_policy}"
+    files = slurm_trials.launch("ppo-math", "t", *long, path, "--time", "2")
+    until(files, lambda v: v.state not in State.live() or (v.step or 0) > 0)
+    pace.set(4.0)
     stopped = until(files, in_state(State.STOPPED), timeout_s=150)
     row("its time limit comes").check(stopped)
     assert (files.root / "recover").is_dir() == (stopped.step > 0)  # nothing to save before a step
+    pace.set(0.8)
     words = ("--time", "20", "scheduling.model_worker.mem=1200")
     done = slurm_trials.run("resume", name_of(files), *words, "--detach")
     assert done.returncode == 0, done.stderr

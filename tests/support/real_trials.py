@@ -44,7 +44,7 @@ SMALL_PPO = (
     "scheduling.model_worker.cpu=1",
 )
 SMALL_PPO_STEPS = 8
-SLURM_AGE_S = 0.2  # of an answer of Slurm's that is looked at again
+SLURM_AGE_S = 0.6  # of an answer of Slurm's that is looked at again: to ask costs more than to look
 
 
 def small_ppo(*settings: str) -> tuple[str, ...]:
