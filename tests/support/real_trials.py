@@ -152,9 +152,10 @@ class Trials:
             kill_everything(TrialFiles(folder))
 
     def wait(
-        self, files: TrialFiles, *, timeout_s: float = 240, every_s: float = 0.05
+        self, files: TrialFiles, *, timeout_s: float = 240, every_s: float = 0.15
     ) -> TrialView:
-        """Until the trial is over and its processes are gone."""
+        """Until the trial is over and its processes are gone. It is looked at less often than for a step,
+        which may pass: a look computes for milliseconds."""
 
         def is_over(view: TrialView) -> bool:
             return view.state not in State.live()
