@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from real_trials import LONG_PPO, SMALL_PPO
+from real_trials import LONG_PPO, SMALL_PPO, explain
 from slurm_trials import SlurmTrials
 
 from launcher.trials.status import trial_view
@@ -33,11 +33,49 @@ def mounts(*more: str) -> list[str]:
 
 
 def test_workers_run_inside_their_image_and_see_their_mounts(
+    slurm_trials: SlurmTrials, tiny_policy: Path, image: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "shared data"
+    data.mkdir()
+    slurm_trials.write_spec(
+        cpu_image=str(image),
+        gpu_image=str(image),
+        container={
+            "runtime": "pyxis",
+            "mounts": mounts(f"{tiny_policy}:{tiny_policy}:ro"),
+            "python": sys.executable,
+            "writable": True,  # torch wants a temporary folder
+        },
+    )
+    words = [*SMALL_PPO, "exp_ctrl.benchmark_steps=2", f"actor.path={tiny_policy}", "--no-snapshot"]
+    files = slurm_trials.launch("ppo-math", "c", *words)
+    view = slurm_trials.wait(files, timeout_s=120)
+    assert view.state is State.COMPLETED, explain(files, view)
+    steps = [json.loads(line)["argv"] for line in files.attempt(1).steps.read_text().splitlines()]
+    for argv in steps:
+        assert f"--container-image={image}" in argv
+        assert any(word.startswith("--container-mounts=") for word in argv)
+    (script,) = files.submitit.glob("*_submission.sh")
+    assert "container" not in script.read_text()  # it would put the batch script into the image
+
+
+def test_an_image_that_is_not_there_is_told_before_anything(
+    slurm_trials: SlurmTrials, tiny_policy: Path
+) -> None:
+    slurm_trials.write_spec(cpu_image="/nowhere/x.sqsh", container={"runtime": "pyxis"})
+    words = ["ppo-math", *SMALL_PPO, f"actor.path={tiny_policy}"]
+    assert slurm_trials.run("plan", *words).returncode == 0  # which may be made on a laptop
+    done = slurm_trials.run("launch", *words)
+    assert done.returncode == 4
+    assert "the image /nowhere/x.sqsh" in done.stderr
+    assert not list(slurm_trials.file_root.glob("runs/*/*/*"))
+
+
+def test_a_worker_in_an_image_knows_it(
     slurm_trials: SlurmTrials, tiny_policy: Path, image: Path
 ) -> None:
     slurm_trials.write_spec(
         cpu_image=str(image),
-        gpu_image=str(image),
         container={
             "runtime": "pyxis",
             "mounts": mounts(f"{tiny_policy}:{tiny_policy}:ro"),
@@ -58,23 +96,5 @@ def test_workers_run_inside_their_image_and_see_their_mounts(
     )
     assert "/opt" in inside.stdout
     assert "cannot access '/home'" in inside.stderr
-    steps = [json.loads(line)["argv"] for line in files.attempt(1).steps.read_text().splitlines()]
-    for argv in steps:
-        assert f"--container-image={image}" in argv
-        assert any(word.startswith("--container-mounts=") for word in argv)
-    (script,) = files.submitit.glob("*_submission.sh")
-    assert "container" not in script.read_text()  # it would put the batch script into the image
     assert slurm_trials.run("stop", "ppo-math/c").returncode == 0
     assert trial_view(files).state is State.STOPPED
-
-
-def test_an_image_that_is_not_there_is_told_before_anything(
-    slurm_trials: SlurmTrials, tiny_policy: Path
-) -> None:
-    slurm_trials.write_spec(cpu_image="/nowhere/x.sqsh", container={"runtime": "pyxis"})
-    words = ["ppo-math", *SMALL_PPO, f"actor.path={tiny_policy}"]
-    assert slurm_trials.run("plan", *words).returncode == 0  # which may be made on a laptop
-    done = slurm_trials.run("launch", *words)
-    assert done.returncode == 4
-    assert "the image /nowhere/x.sqsh" in done.stderr
-    assert not list(slurm_trials.file_root.glob("runs/*/*/*"))
