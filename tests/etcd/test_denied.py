@@ -114,11 +114,9 @@ def test_a_run_goes_on_while_its_role_is_revoked_and_its_password_is_another(
         f"name: lab\nscheduler: local\nfile_root: {trials.file_root}\n"
         f"name_resolve: {etcd.url}\netcd:\n{section}"
     )
-    words = [
-        f"actor.path={tiny_policy}",
-        *Pace(trials.file_root.parent, 0.4).words,
-        *small_ppo("exp_ctrl.total_train_epochs=9", "task.train_size=96"),
-    ]
+    pace = Pace(trials.file_root.parent, 0.8)
+    ppo = small_ppo("exp_ctrl.total_train_epochs=3", "task.train_size=96")
+    words = [f"actor.path={tiny_policy}", *pace.words, *ppo]
     files = trials.launch("ppo-math", "denied", "--cluster", str(cluster), *words)
     trials.wait_for_step(files, 3)
     etcd.etcdctl("user", "revoke-role", "anna", "anna")
@@ -127,10 +125,11 @@ def test_a_run_goes_on_while_its_role_is_revoked_and_its_password_is_another(
     change_password(etcd, "second")
     goes_on(files)
     write_password(spec, "second")
+    pace.set(0.0)
     view = trials.wait(files, timeout_s=200)
     assert view.state is State.COMPLETED, explain(files, view)
     assert [a.number for a in files.all_attempts()] == [1]
-    assert len(trained_ids(files)) == 108 * 8
+    assert len(trained_ids(files)) == 36 * 8
     assert check_history(read_history(files.root)) == []
     log = files.attempt(1).log("master_worker/0").read_text()
     assert "publishing suspended" in log
@@ -138,7 +137,7 @@ def test_a_run_goes_on_while_its_role_is_revoked_and_its_password_is_another(
     assert "the user 'anna' with" in log
 
 
-def goes_on(files: TrialFiles, *, num_steps: int = 8) -> None:
+def goes_on(files: TrialFiles, *, num_steps: int = 6) -> None:
     """Until so many more steps are done; fails when they do not come."""
     before, deadline = len(steps_of(files)), time.monotonic() + 240
     while len(steps_of(files)) < before + num_steps:

@@ -21,9 +21,11 @@ def test_a_run_computes_on_while_etcd_is_away_and_ends_as_if_nothing_had_been(
             trials,
             tiny_policy,
             etcd,
-            step_s=0.8,
+            step_s=2.0,
             away_s=24.0,  # twice as long as a lease is held without an answer
             patience_s=60,
-            look_every_s=4.0,
+            look_every_s=8.0,
         )
     assert outcome.problems == [], outcome
+    log = trials.files("ppo-math", "shaken").attempt(1).log("supervisor").read_text()
+    assert "lost-worker detection suspended" in log, "the outage was not noticed at all"

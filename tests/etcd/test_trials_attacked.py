@@ -16,8 +16,18 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
+from history_check import check_history, read_history
 from paced import Pace
-from real_trials import Trials, explain, files_under, metrics_of, name_of, small_ppo
+from real_trials import (
+    Trials,
+    explain,
+    files_under,
+    metrics_of,
+    name_of,
+    small_ppo,
+    trained_ids,
+    weights_of,
+)
 
 from launcher.trials.status import trial_view
 from realsys.name_resolve.etcd.access import EtcdAccess
@@ -27,8 +37,8 @@ from realsys.trial.trial_state import State
 
 pytestmark = [pytest.mark.etcd, pytest.mark.timeout(400)]
 
-ATTACKED = small_ppo("exp_ctrl.total_train_epochs=4", "task.train_size=96")
-STEP_S = 2.0  # until the attacks are over
+ATTACKED = small_ppo("exp_ctrl.total_train_epochs=1", "task.train_size=96")
+FIRST_STEP_S, STEP_S = 1.0, 8.0  # until the attacks are over
 LISTENING = "0A"  # state of a line in /proc/net/tcp
 WORDS = (
     ("get", "/", "--prefix"),
@@ -126,7 +136,7 @@ def weigh_down(port: int, stack: ExitStack) -> None:
 def test_strangers_neither_read_nor_write_nor_stop_a_run_on_its_own_etcd(
     trials: Trials, tiny_policy: Path, tmp_path: Path
 ) -> None:
-    pace = Pace(tmp_path, STEP_S)
+    pace = Pace(tmp_path, FIRST_STEP_S)
     words = (f"actor.path={tiny_policy}", *ATTACKED, *pace.words)
     peaceful = trials.launch("ppo-math", "peaceful", *words)
     site = tmp_path / "site.yaml"
@@ -135,12 +145,15 @@ def test_strangers_neither_read_nor_write_nor_stop_a_run_on_its_own_etcd(
     )
     files = trials.launch("ppo-math", "attacked", "--cluster", str(site), *words)
     view = trials.wait_for_step(files, 1)
+    pace.set(STEP_S)
     access = EtcdAccess.from_file(files.attempt(1).etcd_access)
     assert access.password
     assert access.key_pem
+    file = files.attempt(1).etcd_access
+    assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     key = f"/realsys/v1/lab/{files.root.parents[1].name}/{name_of(files)}"
 
-    def told(command: tuple[str, ...]) -> list[str]:
+    def filled(command: tuple[str, ...]) -> list[str]:
         return [w.replace("TRIAL", key).replace("FOLDER", str(tmp_path)) for w in command]
 
     # Nobody listens but the worker behind its two doors and etcd behind its own two.
@@ -159,7 +172,7 @@ def test_strangers_neither_read_nor_write_nor_stop_a_run_on_its_own_etcd(
             weigh_down(port, stack)
         attacks = [(card, command) for card in cards(access).items() for command in WORDS]
         with ThreadPoolExecutor(len(attacks)) as pool:
-            heard = pool.map(lambda x: etcdctl(x[0][1], tmp_path, *told(x[1])), attacks)
+            heard = pool.map(lambda x: etcdctl(x[0][1], tmp_path, *filled(x[1])), attacks)
             for attack, done in zip(attacks, heard, strict=True):
                 assert done.returncode != 0, attack
                 assert done.stdout == "", attack
@@ -172,6 +185,13 @@ def test_strangers_neither_read_nor_write_nor_stop_a_run_on_its_own_etcd(
         view = trials.wait(run, timeout_s=200)
         assert view.state is State.COMPLETED, explain(run, view)
     assert metrics_of(files) == metrics_of(peaceful)
+    assert trained_ids(files) == trained_ids(peaceful)
+    for role in ("actor", "critic"):
+        assert weights_of(files, role) == weights_of(peaceful, role)
+    assert check_history(read_history(files.root)) == []
+    told = trials.run("status", name_of(files))
+    assert (told.returncode, told.stderr) == (0, "")
+    assert "model_worker/0   done" in told.stdout
 
 
 def assert_no_secret_is_shown(files: TrialFiles, access: EtcdAccess, trials: Trials) -> None:

@@ -21,7 +21,7 @@ from realsys.trial.records import read_record
 from realsys.trial.trial_state import State
 from realsys.worker.task_place import TaskPlace
 
-LONGER = small_ppo("exp_ctrl.total_train_epochs=4", "task.train_size=96")
+LONGER = small_ppo("exp_ctrl.total_train_epochs=3", "task.train_size=96")
 PLUGIN = Path(__file__).parents[1] / "support" / "crawl_plugin.py"
 CALLS_PER_S, FILES_PER_S = 20.0, 1.0  # of docs/reliability.md
 OF_A_PROCESS_PER_S = 8.0  # a heartbeat makes 2, the supervisor 6
@@ -86,7 +86,7 @@ def test_servers_and_rollout_workers_are_steps_and_a_killed_server_is_started_ag
     }
     assert kinds["generation_server"] == 2, "its first step, and one for the second start"
     assert set(Counter(trained_ids(files)).values()) == {1}
-    assert len(trained_ids(files)) == 48 * 8
+    assert len(trained_ids(files)) == 36 * 8
     rows = read_metrics(files.phase(files.root).metrics)
     lags = [row["actor/staleness/max"] for row in rows if row["step"]]
     assert max(map(float, lags)) <= 2

@@ -7,7 +7,8 @@ import signal
 from pathlib import Path
 
 from history_check import check_history, read_history
-from real_trials import LONG_PPO, explain, small_ppo
+from paced import Pace
+from real_trials import explain, small_ppo
 from slurm_cluster import SlurmCluster
 from slurm_trials import SlurmTrials
 from test_slurm_faults import TWO_NODES, nothing_left
@@ -24,36 +25,23 @@ def etcds_of(cluster: SlurmCluster, job_id: int) -> list[int]:
     ]
 
 
-def test_a_run_over_two_nodes_and_its_end(
-    slurm: SlurmCluster, slurm_trials: SlurmTrials, tiny_policy: Path
+def test_a_run_over_two_nodes_whose_etcd_is_killed_completes_and_leaves_nothing(
+    slurm: SlurmCluster, slurm_trials: SlurmTrials, tiny_policy: Path, tmp_path: Path
 ) -> None:
+    pace = Pace(tmp_path, 0.8)
     slurm_trials.write_spec(name_resolve="etcd+job://")
-    path = f"actor.path={tiny_policy}"
-    files = slurm_trials.launch("ppo-math", "e", path, *small_ppo("task.train_size=96"), *TWO_NODES)
+    words = (*small_ppo("task.train_size=96"), *TWO_NODES, *pace.words)
+    files = slurm_trials.launch("ppo-math", "e", f"actor.path={tiny_policy}", *words)
     view = slurm_trials.wait_for_step(files, 2)
     job_id = int(view.job_ids[0])
     assert len({w.host for w in view.workers}) == 2
-    assert len(etcds_of(slurm, job_id)) == 1
-    done = slurm_trials.wait(files)
-    assert done.state is State.COMPLETED, explain(files, done)
-    assert check_history(read_history(files.root)) == []
-    assert nothing_left(slurm, job_id)
-
-
-def test_an_etcd_that_ends_is_started_again(
-    slurm: SlurmCluster, slurm_trials: SlurmTrials, tiny_policy: Path
-) -> None:
-    slurm_trials.write_spec(name_resolve="etcd+job://")
-    files = slurm_trials.launch("ppo-math", "e", f"actor.path={tiny_policy}", *LONG_PPO, *TWO_NODES)
-    view = slurm_trials.wait_for_step(files, 2)
-    job_id = int(view.job_ids[0])
     (old,) = etcds_of(slurm, job_id)
     os.kill(old, signal.SIGKILL)
-    view = slurm_trials.wait_for_step(files, view.step + 6)
+    slurm_trials.wait_for_step(files, view.step + 6)
     (new,) = etcds_of(slurm, job_id)
     assert new != old
-    assert view.attempt == 1
-    stopped = slurm_trials.run("stop", "ppo-math/e", "--grace", "60", timeout_s=100)
-    assert stopped.returncode == 0, stopped.stderr
-    assert slurm_trials.wait(files).state is State.STOPPED
+    pace.set(0.0)
+    done = slurm_trials.wait(files)
+    assert (done.state, done.attempt) == (State.COMPLETED, 1), explain(files, done)
+    assert check_history(read_history(files.root)) == []
     assert nothing_left(slurm, job_id)

@@ -1,6 +1,7 @@
 """What Slurm, its operators and broken machines do to a trial, and what the user is told of it.
 
-Every test brings about one line of the table in docs/running_on_slurm.md and compares.
+Every test brings about lines of the table in docs/running_on_slurm.md and compares. What can happen to one
+run after the other does: to start one costs more than all else.
 """
 
 from __future__ import annotations
@@ -12,7 +13,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from real_trials import LONG_PPO, SMALL_PPO, name_of, trained_ids, wait_until, worker_pid
+from paced import Pace
+from real_trials import (
+    LONG_PPO,
+    SMALL_PPO,
+    name_of,
+    small_ppo,
+    trained_ids,
+    wait_until,
+    worker_pid,
+)
 from slurm_cluster import SlurmCluster
 from slurm_trials import SlurmTrials
 from told import row, rows
@@ -66,100 +76,89 @@ def nothing_left(cluster: SlurmCluster, job_id: int) -> bool:
 # ---- in the queue ---------------------------------------------------------------------------
 
 
-def test_a_full_cluster(slurm: SlurmCluster, long_run: Callable[..., TrialFiles]) -> None:
-    slurm.submit("--nodes=4", "--exclusive", command="sleep 300")
-    files = long_run("waits")
-    view = until(files, lambda v: bool(v.job and v.job.reason in ("Resources", "Priority")))
-    row("it waits for resources").check(view)
-
-
-def test_a_job_that_waits_for_another_trial(
-    slurm_trials: SlurmTrials, long_run: Callable[..., TrialFiles]
+def test_a_job_that_is_held_and_one_that_waits_for_it(
+    slurm: SlurmCluster, slurm_trials: SlurmTrials, long_run: Callable[..., TrialFiles]
 ) -> None:
     first = long_run("first", "--begin", "now+1hour")
+    job_id = str(job_of(trial_view(first)))
+    slurm.run("scontrol", "hold", job_id)
+    row("its owner holds it").check(until(first, in_state(State.HELD)))
+    slurm.run("scontrol", "release", job_id)
+    until(first, in_state(State.QUEUED))
     second = long_run("second", "--after", "ppo-math/first:any")
     view = until(second, lambda v: bool(v.job and v.job.reason == "Dependency"))
     row("it waits for another trial").check(view)
-    assert slurm_trials.run("stop", name_of(first)).returncode == 0
+    done = slurm_trials.run("stop", name_of(first))
+    assert done.returncode == 0, done.stderr
+    view = trial_view(first)
+    row("realsys stop while it waits").check(view)
+    assert view.attempt == 0
     until(second, lambda v: v.attempt == 1)
 
 
-def test_a_held_job(slurm: SlurmCluster, long_run: Callable[..., TrialFiles]) -> None:
-    files = long_run("held", "--begin", "now+1hour")
-    slurm.run("scontrol", "hold", str(job_of(trial_view(files))))
-    row("its owner holds it").check(until(files, in_state(State.HELD)))
+def block(slurm: SlurmCluster, nodes: str) -> int:
+    """The id of a job that holds these nodes."""
+    job_id = slurm.submit(f"--nodelist={nodes}", "--exclusive", command="sleep 300")
+    slurm.wait_for_job(job_id, "RUNNING")
+    return job_id
 
 
-def test_a_waiting_job_is_stopped_at_once(
-    slurm_trials: SlurmTrials, long_run: Callable[..., TrialFiles]
-) -> None:
-    files = long_run("w", "--begin", "now+1hour")
-    done = slurm_trials.run("stop", "ppo-math/w")
-    assert done.returncode == 0, done.stderr
-    view = trial_view(files)
-    row("realsys stop while it waits").check(view)
-    assert view.attempt == 0
-
-
-def test_a_waiting_job_that_somebody_cancels(
+def test_a_run_is_cancelled_while_it_waits_suspended_and_cancelled_while_it_runs(
     slurm: SlurmCluster, slurm_trials: SlurmTrials, long_run: Callable[..., TrialFiles]
 ) -> None:
-    blocker = slurm.submit("--nodes=4", "--exclusive", command="sleep 300")
-    slurm.wait_for_job(blocker, "RUNNING")
-    files = long_run("w")
-    slurm.run("scancel", str(job_of(trial_view(files))), str(blocker))
+    """All the while another trial waits for other nodes, until it misses its deadline."""
+    slurm_trials.write_spec(slurm={"grace_seconds": 20})  # of a minute
+    block(slurm, "n[3-4]")
+    never = ("--nodelist", "n[3-4]", "--deadline", "now+96seconds", "--time", "1")
+    late = long_run("late", *never)
+    slurm_trials.write_spec()
+
+    blocker = block(slurm, "n[1-2]")
+    files = long_run("s", "--nodelist", "n[1-2]")
+    view = until(files, lambda v: bool(v.job and v.job.reason in ("Resources", "Priority")))
+    row("it waits for resources").check(view)
+    slurm.run("scancel", str(job_of(view)), str(blocker))
     row("somebody cancels it while it waits").check(until(files, in_state(State.STOPPED)))
     slurm_trials.resume(files)  # and it can be resumed all the same
-    until(files, lambda v: v.attempt == 1)
-
-
-def test_a_deadline_that_passes_while_it_waits(
-    slurm: SlurmCluster, slurm_trials: SlurmTrials, long_run: Callable[..., TrialFiles]
-) -> None:
-    slurm_trials.write_spec(slurm={"grace_seconds": 20})  # of a minute
-    blocker = slurm.submit("--nodes=4", "--exclusive", command="sleep 300")
-    slurm.wait_for_job(blocker, "RUNNING")
-    files = long_run("late", "--deadline", "now+96seconds", "--time", "1")
-    view = until(files, in_state(State.LOST), timeout_s=150)
-    row("it misses its deadline").check(view)
-
-
-# ---- while it runs --------------------------------------------------------------------------
-
-
-def test_a_suspended_job(
-    slurm: SlurmCluster, slurm_trials: SlurmTrials, long_run: Callable[..., TrialFiles]
-) -> None:
-    files = long_run("s")
     view = slurm_trials.wait_for_step(files, 2)
+    assert view.attempt == 1
+
     slurm.run("scontrol", "suspend", str(job_of(view)))
     row("an operator suspends it").check(until(files, in_state(State.PAUSED)))
     slurm.run("scontrol", "resume", str(job_of(view)))
     slurm_trials.wait_for_step(files, trial_view(files).step + 3)
 
-
-def test_a_slurmctld_that_is_down_and_comes_back(
-    slurm: SlurmCluster, slurm_trials: SlurmTrials, long_run: Callable[..., TrialFiles]
-) -> None:
-    files = long_run("ctld")
-    view = slurm_trials.wait_for_step(files, 2)
     slurm.stop_slurmctld()
     try:
         silent = trial_view(files)
         row("slurmctld is down").check(silent)
         assert any("slurmctld does not" in note for note in silent.notes)
-        slurm_trials_step = silent.step
     finally:
         slurm.start_slurmctld()
     slurm.wait_for_nodes()
-    later = slurm_trials.wait_for_step(files, slurm_trials_step + 3)
-    assert later.attempt == view.attempt == 1
-    assert slurm_trials.run("stop", name_of(files)).returncode == 0
+    later = slurm_trials.wait_for_step(files, silent.step + 3)
+    assert later.attempt == view.attempt
+
+    slurm.run("scancel", str(job_of(view)))  # it saves first
+    stopped = until(files, in_state(State.STOPPED), timeout_s=150)
+    row("somebody cancels it while it runs").check(stopped)
+    assert nothing_left(slurm, job_of(view))
+    row("it misses its deadline").check(until(late, in_state(State.LOST), timeout_s=150))
 
 
-def test_a_killed_worker(
+# ---- while it runs --------------------------------------------------------------------------
+
+
+def test_a_killed_worker_then_a_killed_supervisor_then_a_lost_node(
     slurm: SlurmCluster, slurm_trials: SlurmTrials, long_run: Callable[..., TrialFiles]
 ) -> None:
+    """Each time the trial is resumed, and goes on."""
+
+    def resumed(ended: TrialView) -> TrialView:
+        slurm_trials.resume(files)
+        number, step = ended.attempt + 1, (ended.step or 0) + 2
+        return until(files, lambda v: v.attempt == number and (v.step or 0) >= step)
+
     files = long_run("k")
     view = slurm_trials.wait_for_step(files, 2)
     os.kill(worker_pid(view, "model_worker/1"), signal.SIGKILL)
@@ -169,38 +168,16 @@ def test_a_killed_worker(
     assert failed.exit.resume == "realsys resume ppo-math/k"
     assert nothing_left(slurm, job_of(view))
 
-
-def test_a_killed_supervisor(
-    slurm: SlurmCluster, slurm_trials: SlurmTrials, long_run: Callable[..., TrialFiles]
-) -> None:
-    files = long_run("k")
-    view = slurm_trials.wait_for_step(files, 2)
+    view = resumed(failed)
     assert view.supervisor_pid is not None
     os.kill(view.supervisor_pid, signal.SIGKILL)
-    row("the supervisor is killed").check(until(files, in_state(State.LOST)))
+    lost = until(files, in_state(State.LOST))
+    row("the supervisor is killed").check(lost)
     assert nothing_left(slurm, job_of(view))
-    slurm_trials.resume(files)
-    assert slurm_trials.wait_for_step(files, 4).attempt == 2
+
+    view = resumed(lost)
     names = trained_ids(files)
     assert len(names) == len(set(names)) or len(names) > 64  # each prompt of an epoch once
-
-
-def test_a_job_that_somebody_cancels_saves_first(
-    slurm: SlurmCluster, slurm_trials: SlurmTrials, long_run: Callable[..., TrialFiles]
-) -> None:
-    files = long_run("c")
-    view = slurm_trials.wait_for_step(files, 2)
-    slurm.run("scancel", str(job_of(view)))
-    stopped = until(files, in_state(State.STOPPED), timeout_s=150)
-    row("somebody cancels it while it runs").check(stopped)
-    assert nothing_left(slurm, job_of(view))
-
-
-def test_a_lost_supervisor_node(
-    slurm: SlurmCluster, slurm_trials: SlurmTrials, long_run: Callable[..., TrialFiles]
-) -> None:
-    files = long_run("n")
-    view = slurm_trials.wait_for_step(files, 2)
     slurm.kill_node(view.host)
     lost = until(files, in_state(State.LOST), timeout_s=180)
     row("the supervisor's node is lost").check(lost)
@@ -220,27 +197,40 @@ def test_a_setup_line_that_fails(
     row("a setup line of the site fails").check(view)
 
 
-def test_a_step_for_which_nothing_is_free(
+def test_a_step_for_which_nothing_is_free_and_a_job_that_slurm_forgot(
     start_slurm: Callable[..., SlurmCluster],
     tmp_path: Path,
     tiny_policy: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each srun asks for more than half of the job's memory: the first one gets it. The other says after
-    SlurmctldTimeout, but not before a minute is over, what it waits for."""
+    """Each srun of one trial asks for more than half of its job's memory: the first one gets it. The other
+    says after SlurmctldTimeout, but not before a minute is over, what it waits for. Meanwhile another
+    trial's supervisor is killed; without accounting, a forgotten job is lost and never completed."""
     with start_slurm(accounting=False, settings={"SlurmctldTimeout": "2"}) as slurm:
         monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
         trials = SlurmTrials(tmp_path / "root", slurm)
         trials.write_spec(slurm={"extra_srun": {"mem": "1500"}})
         memory = [f"scheduling.{kind}_worker.mem=1000" for kind in ("model", "master")]
         path = f"actor.path={tiny_policy}"
-        files = trials.launch("ppo-math", "b", *LONG_PPO, *memory, path)
-        view = until(files, lambda view: "srun can't start" in view.reason, timeout_s=150)
+        waits = trials.launch("ppo-math", "b", *LONG_PPO, *memory, path)
+        trials.write_spec()
+        files = trials.launch("ppo-math", "g", *LONG_PPO, path)
+        view = trials.wait_for_step(files, 2)
+        assert view.supervisor_pid is not None
+        os.kill(view.supervisor_pid, signal.SIGKILL)
+        until(files, in_state(State.LOST))
+
+        view = until(waits, lambda view: "srun can't start" in view.reason, timeout_s=150)
         row("a step finds what it needs taken").check(view)
         told = list(explain(view))
         assert any("scheduling.<worker type>.cpu" in line for line in told), told
         assert not any("nothing; watch it" in line for line in told)
-        assert trials.run("stop", name_of(files), "--grace", "1").returncode == 0
+        assert trials.run("stop", name_of(waits), "--grace", "1").returncode == 0
+
+        slurm.stop_slurmctld()
+        slurm.start_slurmctld(clean=True)  # its memory of the job goes with its state
+        forgotten = until(files, in_state(State.LOST))
+        row("Slurm has forgotten it, without accounting").check(forgotten)
 
 
 def test_an_option_that_srun_does_not_know(slurm_trials: SlurmTrials, tiny_policy: Path) -> None:
@@ -265,14 +255,20 @@ def announce_the_end(slurm: SlurmCluster, job_id: int) -> None:
 
 
 def test_the_time_limit_is_announced_and_the_run_saves(
-    slurm: SlurmCluster, slurm_trials: SlurmTrials, long_run: Callable[..., TrialFiles]
+    slurm: SlurmCluster, slurm_trials: SlurmTrials, tiny_policy: Path, tmp_path: Path
 ) -> None:
     """With Slurm's own clock, which announces up to 60 s early: 5 to 65 s after the start."""
     slurm_trials.write_spec(slurm={"grace_seconds": 55})
-    files = long_run("t", "--time", "2")
+    pace = Pace(tmp_path, 0.8)
+    long = (*small_ppo("exp_ctrl.total_train_epochs=1000"), *TWO_NODES, *pace.words)
+    path = f"actor.path={tiny_policy}"
+    files = slurm_trials.launch("ppo-math", "t", *long, path, "--time", "2")
+    until(files, lambda v: v.state not in State.live() or (v.step or 0) > 0)
+    pace.set(4.0)
     stopped = until(files, in_state(State.STOPPED), timeout_s=150)
     row("its time limit comes").check(stopped)
     assert (files.root / "recover").is_dir() == (stopped.step > 0)  # nothing to save before a step
+    pace.set(0.8)
     words = ("--time", "20", "scheduling.model_worker.mem=1200")
     done = slurm_trials.run("resume", name_of(files), *words, "--detach")
     assert done.returncode == 0, done.stderr
@@ -286,10 +282,10 @@ def test_the_time_limit_is_announced_and_the_run_saves(
     assert slurm_trials.run("stop", name_of(files)).returncode == 0
 
 
-def test_a_requeued_run_goes_on_in_the_same_job(
+def test_a_requeued_run_goes_on_in_the_same_job_and_comes_back_after_a_preemption(
     slurm: SlurmCluster, slurm_trials: SlurmTrials, long_run: Callable[..., TrialFiles]
 ) -> None:
-    files = long_run("r", "--requeue")
+    files = long_run("r", "--requeue", "--qos", "spot")
     view = slurm_trials.wait_for_step(files, 2)
     announce_the_end(slurm, job_of(view))
     again = until(files, lambda v: v.attempt == 2 and v.state is State.RUNNING, timeout_s=180)
@@ -298,43 +294,12 @@ def test_a_requeued_run_goes_on_in_the_same_job(
     later = slurm_trials.wait_for_step(files, view.step + 4)
     assert later.attempt == 2
 
-
-def test_a_preempted_run_comes_back(
-    slurm: SlurmCluster, slurm_trials: SlurmTrials, long_run: Callable[..., TrialFiles]
-) -> None:
-    files = long_run("p", "--requeue", "--qos", "spot")
-    view = slurm_trials.wait_for_step(files, 2)
     urgent = slurm.submit("--qos=urgent", "--nodes=4", "--exclusive", command="sleep 300")
     slurm.wait_for_job(urgent, "RUNNING", timeout_s=60)
     row("it is preempted, with requeue").check(until(files, in_state(State.QUEUED)))
     slurm.run("scancel", str(urgent))
-    again = until(files, lambda v: v.attempt == 2 and v.step > view.step, timeout_s=180)
+    again = until(files, lambda v: v.attempt == 3 and v.step > later.step, timeout_s=180)
     assert again.job_ids == view.job_ids
-
-
-# ---- without accounting ---------------------------------------------------------------------
-
-
-def test_without_accounting_a_forgotten_job_is_lost_and_never_completed(
-    slurm_without_accounting: SlurmCluster,
-    tmp_path: Path,
-    tiny_policy: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    slurm = slurm_without_accounting
-    monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
-    trials = SlurmTrials(tmp_path / "root", slurm)
-    trials.write_spec()
-    words = (*LONG_PPO, f"actor.path={tiny_policy}")
-    files = trials.launch("ppo-math", "g", *words)
-    view = trials.wait_for_step(files, 2)
-    assert view.supervisor_pid is not None
-    os.kill(view.supervisor_pid, signal.SIGKILL)
-    until(files, in_state(State.LOST))
-    slurm.stop_slurmctld()
-    slurm.start_slurmctld(clean=True)  # its memory of the job goes with its state
-    forgotten = until(files, in_state(State.LOST))
-    row("Slurm has forgotten it, without accounting").check(forgotten)
 
 
 def test_every_line_of_the_page_has_its_test() -> None:

@@ -1,4 +1,7 @@
-"""Every layout on the real Slurm, and what was asked for asked back from it."""
+"""Layouts on the real Slurm, and what was asked for asked back from it.
+
+A job for each group (split) that completes is in test_slurm_other_site.py.
+"""
 
 from __future__ import annotations
 
@@ -66,12 +69,18 @@ register_reward("spy", fixed)
 """
 
 
-def test_a_part_of_one_node_and_nothing_more_is_asked_for(
-    slurm: SlurmCluster, completed: Callable[..., TrialFiles]
+def spy(folder: Path) -> tuple[str, ...]:
+    """Words of a launch whose workers print their devices."""
+    file = folder / "spy.py"
+    file.write_text(SPY)
+    return ("--import", str(file), "task.reward=spy")
+
+
+def test_a_part_of_one_node_and_nothing_more_is_asked_for_and_each_task_sees_its_own_gpu(
+    slurm: SlurmCluster, completed: Callable[..., TrialFiles], tmp_path: Path
 ) -> None:
-    files = completed(
-        "part", TWO, "scheduling.model_worker.gpu=1", "scheduling.model_worker.mem=5000"
-    )
+    resources = ("scheduling.model_worker.gpu=1", "scheduling.model_worker.mem=5000")
+    files = completed("part", TWO, *resources, *spy(tmp_path))
     (job_id,) = trial_view(files).job_ids
     job = slurm.show_job(job_id)
     # 2 × 1 CPU and the master's own; 2 × 5,000 MiB, the master's 2,048, the supervisor's 512; two GPUs
@@ -79,25 +88,18 @@ def test_a_part_of_one_node_and_nothing_more_is_asked_for(
     assert job["TRES"].startswith("cpu=3,mem=12560M,node=1")
     assert job["TresPerNode"] == "gres:gpu:h200:2"
     assert {w["host"] for w in workers(files).values()} == {job["NodeList"]}
-
-
-def test_each_task_sees_its_own_gpu(completed: Callable[..., TrialFiles], tmp_path: Path) -> None:
-    spy = tmp_path / "spy.py"
-    spy.write_text(SPY)
-    mine = ("--import", str(spy), "task.reward=spy")
-    whole = completed("whole", TWO, "scheduling.model_worker.gpu=1", *mine)
-    assert [devices(whole, f"model_worker/{i}") for i in range(2)] == ["0", "1"]
-    assert devices(whole, "master_worker/0") == ""  # a CPU task on a GPU node
-
-
-def test_slurms_own_binding(completed: Callable[..., TrialFiles], slurm_trials: SlurmTrials,
-                            tmp_path: Path) -> None:  # fmt: skip
-    spy = tmp_path / "spy.py"
-    spy.write_text(SPY)
-    slurm_trials.write_spec(slurm={"gpu_binding": "per_task"})
-    mine = ("--import", str(spy), "task.reward=spy")
-    files = completed("bound", TWO, "scheduling.model_worker.gpu=1", *mine)
     assert [devices(files, f"model_worker/{i}") for i in range(2)] == ["0", "1"]
+    assert devices(files, "master_worker/0") == ""  # a CPU task on a GPU node
+
+
+def test_slurms_own_binding_where_nodes_are_excluded(
+    completed: Callable[..., TrialFiles], slurm_trials: SlurmTrials, tmp_path: Path
+) -> None:
+    slurm_trials.write_spec(slurm={"gpu_binding": "per_task"})
+    words = ("scheduling.model_worker.gpu=1", "--exclude", "n[1-3]")
+    files = completed("bound", TWO, *words, *spy(tmp_path))
+    assert [devices(files, f"model_worker/{i}") for i in range(2)] == ["0", "1"]
+    assert {w["host"] for w in workers(files).values()} == {"n4"}
 
 
 def test_groups_that_want_different_nodes_become_one_heterogeneous_job(
@@ -116,15 +118,6 @@ def test_groups_that_want_different_nodes_become_one_heterogeneous_job(
     hosts = {name: record["host"] for name, record in workers(files).items()}
     assert hosts["master_worker/0"] == "n3"
     assert {hosts["model_worker/0"], hosts["model_worker/1"]} == {"n1", "n2"}
-
-
-def test_a_job_for_each_group(slurm: SlurmCluster, completed: Callable[..., TrialFiles]) -> None:
-    files = completed("split", TWO, "--layout", "split")
-    view = trial_view(files)
-    assert len(view.job_ids) == 2
-    assert set(workers(files)) == {"model_worker/0", "model_worker/1", "master_worker/0"}
-    for job_id in view.job_ids:
-        slurm.wait_for_job(int(job_id), "COMPLETED")
 
 
 def test_a_job_of_a_split_trial_that_never_starts_releases_the_others(
@@ -170,8 +163,3 @@ def test_options_reach_slurm_as_they_were_meant(
     }
     assert {name: job.get(name) for name in expected} == expected
     assert job["Comment"].startswith("realsys ppo-math/o")
-
-
-def test_excluded_nodes_are_not_used(completed: Callable[..., TrialFiles]) -> None:
-    files = completed("x", TWO, "--exclude", "n[1-3]")
-    assert {w["host"] for w in workers(files).values()} == {"n4"}

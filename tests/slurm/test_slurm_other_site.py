@@ -6,6 +6,7 @@ cluster is so.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import other_site
@@ -88,13 +89,13 @@ def test_runs_with_their_defaults_complete_where_a_core_is_two_cpus(
     other_slurm: SlurmCluster, other_trials: SlurmTrials, tiny_policy: Path
 ) -> None:
     """Side by side, two batches each: else steps wait for each other. And two jobs on a lone node; and
-    tasks that ask for half a core each."""
-    sizes = ("task.train_size=32", "train_bs_n_seqs=16", "task.eval_size=8")
-    short = (*sizes, f"actor.path={tiny_policy}")
-    beside = ("--layout", "split", "--partition", "big")
+    tasks that ask for half a core each. An asynchronous one: the next test."""
+    sizes = ("task.train_size=32", "train_bs_n_seqs=16", "task.eval_size=8", "group_size=2")
+    short = (*sizes, "gen.max_new_tokens=12", f"actor.path={tiny_policy}")
+    beside = ("--layout", "split", "--partition", "big", "actor.parallel=d2t1p1")
     runs = [
         other_trials.launch(f"ppo-math{kind}", "a", *short, *(() if kind else beside))
-        for kind in ("", "-async", "-detached", "-split")
+        for kind in ("", "-detached", "-split")
     ]
     halves = ("scheduling.model_worker.cpu=1", "scheduling.master_worker.cpu=1")
     runs.append(other_trials.launch("ppo-math", "halves", *short, *halves))
@@ -106,13 +107,20 @@ def test_runs_with_their_defaults_complete_where_a_core_is_two_cpus(
             other_slurm.wait_for_job(int(job), "COMPLETED")
             assert not other_slurm.processes_of(int(job))
         assert not processes_of(files.root)
+    assert [len(trial_view(files).job_ids) for files in runs] == [2, 1, 1, 1]
+    beside_files = runs[0].attempt(1).exits.glob("*.json")
+    ended = {json.loads(path.read_text())["worker"] for path in beside_files}
+    assert ended == {"model_worker/0", "model_worker/1", "master_worker/0"}
 
 
 def test_a_run_is_looked_at_entered_and_stopped_and_leaves_nothing(
     other_slurm: SlurmCluster, other_trials: SlurmTrials, tiny_policy: Path
 ) -> None:
-    words = (*LONG_PPO, f"actor.path={tiny_policy}", "schedule.max_staleness=2")
+    """With the CPUs that tasks have by default."""
+    defaults = [word for word in LONG_PPO if not word.startswith("scheduling.")]
+    words = (*defaults, f"actor.path={tiny_policy}", "schedule.max_staleness=2")
     files = other_trials.launch("ppo-math-async", "x", *words)
+    whole_cores(files)
     view = other_trials.wait_for_step(files, 1, timeout_s=180)
     beside = other_trials.run("exec", "ppo-math-async/x", "rollout_worker/0", "--", "hostname")
     assert beside.returncode == 0, beside.stderr

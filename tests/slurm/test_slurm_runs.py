@@ -46,7 +46,7 @@ def test_ppo_on_two_nodes_with_two_tasks_each_is_bit_for_bit_the_local_run(
     slurm_trials: SlurmTrials, tiny_policy: Path, tmp_path: Path
 ) -> None:
     """With dataset, seed and topology equal; planned and submitted text compared byte for byte."""
-    steps = 8
+    steps = 5  # a checkpoint after three, an evaluation after four
     words = (
         *SMALL_PPO,
         f"exp_ctrl.benchmark_steps={steps}",
@@ -105,11 +105,8 @@ def test_the_preparing_phase_runs_in_the_same_job(slurm_trials: SlurmTrials) -> 
     assert len(view.job_ids) == 1
 
 
-@pytest.mark.parametrize("name", ['it\'s a "root" 100%', "new\nline; echo $HOME #"])
-def test_weird_paths_go_through_everything(
-    slurm_trials: SlurmTrials, tiny_policy: Path, name: str
-) -> None:
-    slurm_trials.file_root = slurm_trials.file_root / name
+def test_a_weird_path_goes_through_everything(slurm_trials: SlurmTrials, tiny_policy: Path) -> None:
+    slurm_trials.file_root /= 'it\'s a "root" 100%/new\nline; echo $HOME #'
     slurm_trials.write_spec()
     words = [*SMALL_PPO, f"actor.path={tiny_policy}", "exp_ctrl.benchmark_steps=2"]
     files = slurm_trials.launch("ppo-math", "odd", *words)
@@ -183,7 +180,7 @@ def test_status_lists_all_trials_with_one_query(
     slurm_trials: SlurmTrials, tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = [*SMALL_PPO, f"actor.path={tiny_policy}", "--begin", "now+1hour"]
-    for name in ("x", "y", "z"):
+    for name in ("x", "y"):
         slurm_trials.launch("ppo-math", name, *words)
     calls = tmp_path / "calls"
     counted = tmp_path / "bin"
@@ -193,6 +190,6 @@ def test_status_lists_all_trials_with_one_query(
     (counted / "squeue").chmod(0o755)
     monkeypatch.setenv("PATH", f"{counted}:{os.environ['PATH']}")
     listed = slurm_trials.run("status")
-    assert listed.stdout.count("queued") == 3
+    assert listed.stdout.count("queued") == 2
     assert calls.read_text().count("--noheader") == 1, calls.read_text()
     row("it may not begin yet").check(trial_view(slurm_trials.files("ppo-math", "x")))

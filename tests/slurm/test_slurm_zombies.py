@@ -26,8 +26,9 @@ from realsys.trial.records import TrialFiles
 from realsys.trial.trial_state import State
 
 # A checkpoint a step, so that a random moment often falls into one.
-PPO = small_ppo("exp_ctrl.total_train_epochs=4", "task.train_size=96", "exp_ctrl.ckpt_freq_steps=1")
-STEP_S = 1.0  # it must be in its middle when Slurm has given the node up
+PPO = small_ppo("exp_ctrl.total_train_epochs=2", "task.train_size=96", "exp_ctrl.ckpt_freq_steps=1")
+STEP_S = 1.0
+LATER_STEP_S = 4.0  # it must be in its middle when Slurm has given the node up
 
 
 @pytest.fixture
@@ -100,7 +101,10 @@ def test_old_tasks_that_live_on_write_nothing(
     assert len(zombies) >= 4, "supervisor, srun, tasks, workers, their heartbeats"
     if stopped:
         tell(zombies, signal.SIGSTOP)
+    pace.set(LATER_STEP_S)
     ahead = view.step + 3
+    wait_until(files, lambda v: v.attempt == 2 and v.state is State.RUNNING, timeout_s=180)
+    pace.set(STEP_S)
     again = wait_until(files, lambda v: v.attempt == 2 and v.step >= ahead, timeout_s=180)
     assert again.host != view.host
     if stopped:

@@ -44,7 +44,7 @@ SMALL_PPO = (
     "scheduling.model_worker.cpu=1",
 )
 SMALL_PPO_STEPS = 8
-SLURM_AGE_S = 0.2  # of an answer of Slurm's that is looked at again
+SLURM_AGE_S = 0.6  # of an answer of Slurm's that is looked at again: to ask costs more than to look
 
 
 def small_ppo(*settings: str) -> tuple[str, ...]:
@@ -152,9 +152,10 @@ class Trials:
             kill_everything(TrialFiles(folder))
 
     def wait(
-        self, files: TrialFiles, *, timeout_s: float = 240, every_s: float = 0.05
+        self, files: TrialFiles, *, timeout_s: float = 240, every_s: float = 0.15
     ) -> TrialView:
-        """Until the trial is over and its processes are gone."""
+        """Until the trial is over and its processes are gone. It is looked at less often than for a step,
+        which may pass: a look computes for milliseconds."""
 
         def is_over(view: TrialView) -> bool:
             return view.state not in State.live()

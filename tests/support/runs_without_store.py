@@ -115,14 +115,8 @@ def play(
     ]
     calm = trials.launch("ppo-math", "calm", *words)
     cluster = site(trials, "etcd://" + ",".join(etcd.endpoints), patience_s)
-    shaken = trials.launch(
-        "ppo-math",
-        "shaken",
-        "--cluster",
-        cluster,
-        *Pace(trials.file_root.parent, step_s).words,
-        *words,
-    )
+    pace = Pace(trials.file_root.parent, step_s)
+    shaken = trials.launch("ppo-math", "shaken", "--cluster", cluster, *pace.words, *words)
     view = trials.wait(calm, timeout_s=600)
     assert view.state is State.COMPLETED, explain(calm, view)
     trials.wait_for_step(shaken, 3, timeout_s=300 + 10 * step_s)
@@ -137,6 +131,7 @@ def play(
         time.sleep(max(0.0, min(look_every_s, away_s - (time.time() - began))))
     ended = time.time()
     etcd.restart()
+    pace.set(0.0)
     meanwhile = [at for _, at in steps_of(shaken) if began < at < ended]
     outcome.steps_done_meanwhile = len(meanwhile)
     outcome.longest_pause_s = max(b - a for a, b in pairwise([began, *meanwhile, ended]))
