@@ -132,15 +132,20 @@ def sources_digest(folders: tuple[str, ...], root: Path | None = None) -> hashli
 
 @functools.cache
 def _sources_digest(folders: tuple[str, ...], root: Path) -> hashlib._Hash:
-    digest = hashlib.sha256()
-    for path in sorted(p for folder in folders for p in (root / folder).rglob("*.py")):
+    digest, names = hashlib.sha256(), list[str]()
+    for folder in folders:
+        for inner, _, files in os.walk(root / folder):
+            below = os.path.relpath(inner, root)
+            names += (f"{below}/{file}" for file in files if file.endswith(".py"))
+    for name in sorted(names, key=lambda name: name.split("/")):
         with suppress(OSError):
-            digest.update(_digest_of(str(path.relative_to(root)), path))
+            digest.update(_digest_of(name, root / name))
     return digest
 
 
 def _digest_of(name: str, path: Path) -> bytes:
-    return f"{name}\0".encode() + hashlib.sha256(path.read_bytes()).digest()
+    with open(path, "rb", buffering=0) as file:
+        return f"{name}\0".encode() + hashlib.sha256(file.readall()).digest()
 
 
 def changed_code_warning(files: TrialFiles, plan: LaunchPlan) -> str:
