@@ -23,8 +23,9 @@ from realsys.api.model import GenerationHyperparameters
 
 def range_problems(options: Any, *, path: str = "") -> Iterator[ConfigError]:
     """Every value of ``options`` (nested, in tables too) outside the range that its field declares."""
-    values = {name: getattr(options, name) for name in _rules_of(type(options))}
-    yield from value_range_problems(type(options), values, path=path)
+    kind: type = type(options)
+    values = {name: getattr(options, name) for name in _rules_of(kind)}
+    yield from value_range_problems(kind, values, path=path)
 
 
 def value_range_problems(
