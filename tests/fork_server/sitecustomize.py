@@ -20,7 +20,7 @@ SERVERS = {
     "parallel_ranks": "workers",
     "test_weight_sync_processes": "workers",
 }
-WITH_TORCH = ("eval", "rescore")  # verbs that import it
+WITH_TORCH = ("rescore",)  # verbs that import it
 TIED = (
     "realsys.worker.main",
     "parallel_ranks",
