@@ -88,11 +88,13 @@ class TrainingRun(Experiment):
             made_before: sizes of a model that an earlier phase makes.
         """
         groups: dict[str, TasksGroup] = {}
+        config: ExperimentConfig | None = None
         for kind, count in {**counts, WorkerType.MASTER_WORKER: 1}.items():
             task = self.resources(kind)
             computes = task.gpu or kind is WorkerType.MODEL_WORKER
             if computes and self.scheduling.of(kind).mem is None:
-                needs = host_needs(kind, self.initial_setup(), made_before, gpu=bool(task.gpu))
+                config = config or self.initial_setup()
+                needs = host_needs(kind, config, made_before, gpu=bool(task.gpu))
                 task = replace(task, mem=max([task.mem, *map(host_mib, needs)]))
             groups[kind.value] = TasksGroup(count=count, scheduling=task)
         return ExperimentScheduling(**groups)  # type: ignore[arg-type]

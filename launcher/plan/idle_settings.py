@@ -21,17 +21,28 @@ from realsys.config.settings import UserSetting
 
 MOST_SETTINGS = 24  # that are looked at: each takes some milliseconds, more with many workers
 MOST_WORKERS = 256
+_ABSENT = object()
 LOOK_S = 3.0  # for an experiment that takes its time
 
 
-def consumed(experiment: Experiment) -> list[Any]:
-    """All that reaches workers and scheduler: of the experiment's phases, configuration and tasks."""
-    found: list[Any] = []
-    for phase in experiment.prepared_by():
-        found += consumed(phase.experiment)
+def consumed(experiment: Experiment) -> Iterator[Any]:
+    """Yields all that reaches workers and scheduler: configuration, in which most settings are seen, and
+    tasks of the experiment, then those of its phases."""
+    phases = experiment.prepared_by()
+    for phase in phases:
         experiment = experiment.with_prepared(phase.name, f"/prepared/{phase.name}")
-    tasks = experiment.scheduling.apply_to(experiment.scheduling_setup())
-    return [*found, experiment.initial_setup(), tasks]
+    yield experiment.initial_setup()
+    yield experiment.scheduling.apply_to(experiment.scheduling_setup())
+    for phase in phases:
+        yield from consumed(phase.experiment)
+
+
+def _equals(found: Iterator[Any], whole: Sequence[Any]) -> bool:
+    """Whether an iterator yields these values; makes none behind the first other one."""
+    others = iter(whole)
+    if any(next(others, _ABSENT) != value for value in found):
+        return False
+    return next(others, _ABSENT) is _ABSENT
 
 
 def idle_settings(defaults: Experiment, settings: Sequence[UserSetting]) -> Iterator[UserSetting]:
@@ -39,8 +50,8 @@ def idle_settings(defaults: Experiment, settings: Sequence[UserSetting]) -> Iter
     options = apply_overrides(defaults, settings).options
     until_s, whole = time.monotonic() + LOOK_S, None
     with suppress(Exception):  # an experiment that does more than to say what it needs
-        whole = consumed(options)
-    if whole is None or sum(group.count for group in whole[-1].groups().values()) > MOST_WORKERS:
+        whole = [*consumed(options)]
+    if whole is None or sum(group.count for group in whole[1].groups().values()) > MOST_WORKERS:
         return
     for setting in settings[:MOST_SETTINGS]:
         if time.monotonic() > until_s:
@@ -50,7 +61,7 @@ def idle_settings(defaults: Experiment, settings: Sequence[UserSetting]) -> Iter
             continue
         same = False
         with suppress(Exception):  # without it there is no plan at all, or the experiment's own bug
-            same = consumed(others) == whole
+            same = _equals(consumed(others), whole)
         if same:
             yield setting
 

@@ -116,11 +116,12 @@ def submit(
         ClusterError: the file system refused.
     """
     with translate_os_errors(Path(plan.trial_dir)):
-        files = make_trial(plan, record_of(plan, command))
+        record = record_of(plan, command)
+        files = make_trial(plan, record)
         try:
             if plan.snapshot:
                 take_snapshot(files, imports)
-            start_attempt(files, plan, plan_hash(plan_text(plan)))
+            start_attempt(files, plan, record.plan_hash)
         except BaseException:
             discard_folder(files)
             raise

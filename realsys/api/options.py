@@ -23,28 +23,27 @@ from realsys.api.model import GenerationHyperparameters
 
 def range_problems(options: Any, *, path: str = "") -> Iterator[ConfigError]:
     """Every value of ``options`` (nested, in tables too) outside the range that its field declares."""
-    values = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
-    yield from value_range_problems(type(options), values, path=path)
+    kind: type = type(options)
+    values = {name: getattr(options, name) for name in _rules_of(kind)}
+    yield from value_range_problems(kind, values, path=path)
 
 
 def value_range_problems(
     kind: type, values: Mapping[str, Any], *, path: str = ""
 ) -> Iterator[ConfigError]:
     """The same of ``values`` for some fields of ``kind``, which need not make one."""
-    for f in dataclasses.fields(kind):
-        if f.name not in values:
+    for field, rules in _rules_of(kind).items():
+        if field not in values or (value := values[field]) is None:
             continue
-        value, where = values[f.name], f"{path}{f.name}"
-        if dataclasses.is_dataclass(value):
-            yield from range_problems(value, path=f"{where}.")
-        if isinstance(value, Mapping):
+        if hasattr(type(value), "__dataclass_fields__"):
+            yield from range_problems(value, path=f"{path}{field}.")
+        elif isinstance(value, Mapping):
             for name, entry in value.items():
                 if dataclasses.is_dataclass(entry):
-                    yield from range_problems(entry, path=f"{where}.{name}.")
-        if value is None:
-            continue
-        for is_broken, rule in _rules_of(kind)[f.name]:
+                    yield from range_problems(entry, path=f"{path}{field}.{name}.")
+        for is_broken, rule in rules:
             if is_broken(value):
+                where = f"{path}{field}"
                 yield ConfigError(f"{where} is {value!r}", where=where, fix=f"use {rule}")
 
 

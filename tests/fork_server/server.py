@@ -43,18 +43,22 @@ PRELOADED = {
     "workers": (
         *("torch", "torch.distributed.fsdp", "torch.distributed.tensor", "transformers", "numpy"),
         *("numpy.ctypeslib", "torch.utils.serialization", "encodings.idna", "math_verify"),
+        *("typer._adapters", "pydantic.fields"),
         *("transformers.models.auto.tokenization_auto", "transformers.generation.utils"),
         "transformers.models.llama.modeling_llama",
     ),
     "commands": (
         *("typer._adapters", "pydantic.fields", "submitit.local._local", "compileall"),
+        *("tokenizers.implementations", "typer._click.decorators", "pydantic.plugin._loader"),
+        *("realsys.models.consistency", "realsys.models.prompt_lengths"),
+        *("realsys.interfaces.interface_arguments", "realsys.backends.backend_arguments"),
         *("numpy", "math_verify", "matplotlib.figure", "matplotlib.backends.backend_agg"),
         *("PIL.BmpImagePlugin", "PIL.GifImagePlugin", "PIL.JpegImagePlugin", "PIL.PpmImagePlugin"),
     ),
     "hosts": ("realsys.rewards.guarded_rules", "experiments.recipes"),
 }
 PACKAGES = {
-    "workers": ("realsys", "experiments"),
+    "workers": ("realsys", "experiments", "launcher"),
     "commands": (
         *("launcher", "experiments", "realsys.api", "realsys.slurm", "realsys.supervisor"),
         *("realsys.name_resolve", "realsys.trial", "realsys.config", "realsys.runtime"),

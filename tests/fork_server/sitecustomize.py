@@ -20,6 +20,7 @@ SERVERS = {
     "parallel_ranks": "workers",
     "test_weight_sync_processes": "workers",
 }
+WITH_TORCH = ("rescore",)  # verbs that import it
 TIED = (
     "realsys.worker.main",
     "parallel_ranks",
@@ -59,7 +60,9 @@ def _asked() -> None:
     signals |= {signal.SIGUSR2, signal.SIGWINCH}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
-        connection.connect(f"{FOLDER}/{SERVERS[words[1]]}")
+        verb = words[2] if words[1] == "launcher.cli.entry" and len(words) > 2 else ""
+        kind = "workers" if verb in WITH_TORCH else SERVERS[words[1]]
+        connection.connect(f"{FOLDER}/{kind}")
         files = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
         connection.sendmsg([marshal.dumps(request)], [files])
         answer = connection.recv(4)

@@ -86,7 +86,7 @@ def outcome(options: Any) -> tuple[Any, ...]:
     """What reaches workers and scheduler, and what is refused."""
     phases = (options, *(p.experiment for p in options.prepared_by()))
     refused = [problem.what for phase in phases for problem in phase.problems()]
-    return consumed(options), refused
+    return [*consumed(options)], refused
 
 
 def has_effect(options: Any, base: tuple[Any, ...], row: OptionRow) -> bool:

@@ -289,3 +289,30 @@ def test_a_resume_with_other_code_is_warned_about(
     assert changed_code_warning(files, plan) == ""  # no record
     write_record(files.record, replace(RECORD, code=code))
     assert bool(changed_code_warning(files, plan)) == warned
+
+
+def test_a_copy_has_the_permissions_and_times_of_its_source(checkout, files):
+    script = checkout / "realsys" / "a.py"
+    script.chmod(0o640)
+    os.utime(script, ns=(1_700_000_000_123_456_789, 1_600_000_000_987_654_321))
+    (checkout / "linked.py").symlink_to(script)
+    os.mkfifo(checkout / "pipe")  # git lists none, and nothing waits for a writer
+    taken = take_snapshot(files, [], root=checkout)
+    for name in ("realsys/a.py", "linked.py"):
+        copy = files.code / name
+        assert not copy.is_symlink()
+        assert copy.stat().st_mode & 0o7777 == 0o640
+        assert copy.stat().st_mtime_ns == 1_600_000_000_987_654_321
+        assert copy.read_text() == "A = 1\n"
+    assert (taken.files, taken.changed) == (4, True)
+
+
+def test_byte_code_of_a_source_of_another_size_is_made_anew(checkout, files):
+    source = checkout / "realsys" / "a.py"
+    py_compile.compile(str(source))
+    then = source.stat().st_mtime_ns
+    source.write_text("A = 1000\n")
+    os.utime(source, ns=(then, then))
+    take_snapshot(files, [], root=checkout)
+    copy = Path(importlib.util.cache_from_source(str(files.code / "realsys" / "a.py")))
+    assert int.from_bytes(copy.read_bytes()[12:16], "little") == len("A = 1000\n")
