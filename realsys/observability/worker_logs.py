@@ -60,8 +60,13 @@ def configure_logging(worker: str, *, level: int = logging.INFO) -> WorkerContex
     handler.addFilter(context)
     handler.setFormatter(LineFormatter())
     root.addHandler(handler)
-    root.setLevel(level)
+    _set_level(root, level)
     logging.captureWarnings(True)
     for name in QUIET:
-        logging.getLogger(name).setLevel(logging.WARNING)
+        _set_level(logging.getLogger(name), logging.WARNING)
     return context
+
+
+def _set_level(of: logging.Logger, level: int) -> None:
+    if of.level != level:  # setting it empties a table of each logger of the process
+        of.setLevel(level)

@@ -21,6 +21,7 @@ import ctypes
 import gc
 import importlib
 import io
+import logging
 import marshal
 import os
 import pkgutil
@@ -44,6 +45,7 @@ PRELOADED = {
         *("torch", "torch.distributed.fsdp", "torch.distributed.tensor", "transformers", "numpy"),
         *("numpy.ctypeslib", "torch.utils.serialization", "encodings.idna", "math_verify"),
         *("typer._adapters", "pydantic.fields"),
+        *("torch.profiler._cupti_monitor", "cryptography.hazmat.backends.openssl.backend"),
         *("transformers.models.auto.tokenization_auto", "transformers.generation.utils"),
         "transformers.models.llama.modeling_llama",
     ),
@@ -54,8 +56,14 @@ PRELOADED = {
         *("realsys.interfaces.interface_arguments", "realsys.backends.backend_arguments"),
         *("numpy", "math_verify", "matplotlib.figure", "matplotlib.backends.backend_agg"),
         *("PIL.BmpImagePlugin", "PIL.GifImagePlugin", "PIL.JpegImagePlugin", "PIL.PpmImagePlugin"),
+        *("encodings.ascii", "realsys.models.hf_directory", "realsys.models.render_template"),
+        *("realsys.rollout.agents.math_single_step", "realsys.rollout.environments.math_question"),
     ),
-    "hosts": ("realsys.rewards.guarded_rules", "experiments.recipes"),
+    "hosts": (
+        *("realsys.rewards.guarded_rules", "experiments.recipes", "argparse", "shutil"),
+        *("realsys.observability.worker_logs", "realsys.runtime.failures"),
+        "realsys.runtime.worker_commands",
+    ),
 }
 PACKAGES = {
     "workers": ("realsys", "experiments", "launcher"),
@@ -72,6 +80,7 @@ PICTURES = "realsys.observability.report.artifacts"
 PR_SET_PDEATHSIG = 1
 CLONE_NEWNS, CLONE_NEWUTS = 0x00020000, 0x04000000
 CGROUPS = Path("/sys/fs/cgroup")
+LARGE_PAGE, MADV_COLLAPSE = 2 << 20, 25  # of Linux 6.1 and later, on x86-64; others refuse it
 MAX_FDS = 253  # SCM_MAX_FD of Linux
 
 
@@ -303,6 +312,20 @@ def modules_of(packages: tuple[str, ...]) -> Iterator[str]:
                 yield module.name
 
 
+def join_pages() -> None:
+    """Makes our memory one of large pages, where the kernel can: a fork copies a table with an entry for
+    each page, and its end takes that down, which together takes longer than many a command."""
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = (ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int)
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, access, *others = line.split()
+        if access.startswith("rw") and (len(others) == 3 or others[-1] == "[heap]"):
+            start, end = (int(address, 16) for address in span.split("-"))
+            start, end = -(-start // LARGE_PAGE) * LARGE_PAGE, end // LARGE_PAGE * LARGE_PAGE
+            if start < end:
+                madvise(start, end - start, MADV_COLLAPSE)
+
+
 def main() -> None:
     kind, path, parent, *_padding = sys.argv[1:]
     end_with_parent(int(parent))
@@ -313,8 +336,11 @@ def main() -> None:
     if kind == "workers":  # a table that the first model of a process makes
         mapping = importlib.import_module("transformers.conversion_mapping")
         mapping.get_checkpoint_conversion_mapping("llama")
+        for name in importlib.import_module("realsys.observability.worker_logs").QUIET:
+            logging.getLogger(name).setLevel(logging.WARNING)  # as each worker would
     gc.freeze()
     gc.enable()
+    join_pages()
     request = serve(listener)  # once in this process, for ever; once in each forked one
     run(request)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
-from torch.utils._pytree import tree_leaves
 
 _ALIGNMENT = 64  # of what torch allocates on a CPU; a mapped file's windows lie anywhere
 
@@ -36,6 +36,10 @@ class TensorSpy(TorchDispatchMode):
         self._alive: dict[int, tuple[StorageWeakRef, int]] = {}  # with its bytes
         self._at_most = 0  # bytes of these, some of which may be gone
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here; the wrapper takes as long as an operator
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(t, torch.distributed.tensor.DTensor) for t in types):
             return NotImplemented  # seen again as operators of its parts
@@ -45,7 +49,7 @@ class TensorSpy(TorchDispatchMode):
             "prims",
         )  # collectives; fsdp's, around which memory grows
         grows = grows or func.overloadpacket is torch.ops.aten.resize_
-        self.look(tree_leaves((args, kwargs, result)), again=grows)
+        self.look(_tensors((args, kwargs, result)), again=grows)
         return result
 
     def look(self, tensors: Any, *, again: bool = True) -> None:
@@ -56,14 +60,14 @@ class TensorSpy(TorchDispatchMode):
 
     def _see(self, x: Tensor) -> bool:
         """Whether it is memory that was not known."""
-        if is_traceable_wrapper_subclass(x):
+        if type(x) is not Tensor and is_traceable_wrapper_subclass(x):
             seen = [self._see(getattr(x, part)) for part in x.__tensor_flatten__()[0]]
             return any(seen)
         if x.is_meta:
             return False
         storage = x.untyped_storage()
         ref, before = self._alive.get(storage._cdata, (None, 0))
-        if ref is not None and not ref.expired():
+        if ref is not None and not _is_gone(ref):
             return False
         if storage.data_ptr() % _ALIGNMENT == 0 or not _is_mapped(storage.data_ptr()):
             size = storage.nbytes()
@@ -76,10 +80,12 @@ class TensorSpy(TorchDispatchMode):
 
     def _count(self, again: bool) -> None:
         """Forgets what is gone; ``again``: what is there may have another size."""
-        alive = ((key, ref, size) for key, (ref, size) in self._alive.items() if not ref.expired())
-        if again:
-            alive = ((key, ref, _size(ref)) for key, ref, _ in alive)
-        self._alive = {key: (ref, size) for key, ref, size in alive}
+        alive = {}
+        for key, (ref, size) in self._alive.items():
+            now = _size(ref) if again else None if _is_gone(ref) else size
+            if now is not None:
+                alive[key] = (ref, now)
+        self._alive = alive
         sizes = [size for _, size in self._alive.values()]
         self._at_most, largest = sum(sizes), max(sizes, default=0)
         if largest > self.largest_bytes:
@@ -88,9 +94,26 @@ class TensorSpy(TorchDispatchMode):
             self.most_bytes, self.most_where = self._at_most, _lines()
 
 
-def _size(ref: StorageWeakRef) -> int:
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    """Those among an operator's arguments and results; quicker than torch's own walk."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, list | tuple):
+        for part in tree:
+            yield from _tensors(part)
+    elif isinstance(tree, dict):
+        yield from _tensors(list(tree.values()))
+
+
+def _is_gone(ref: StorageWeakRef) -> bool:
+    gone: bool = torch.UntypedStorage._expired(ref.cdata)
+    return gone
+
+
+def _size(ref: StorageWeakRef) -> int | None:
+    """None: it is gone."""
     storage = torch.UntypedStorage._new_with_weak_ptr(ref.cdata)
-    return 0 if storage is None else storage.nbytes()
+    return None if storage is None else storage.nbytes()
 
 
 def _is_mapped(address: int) -> bool:
