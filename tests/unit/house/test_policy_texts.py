@@ -1,4 +1,4 @@
-"""What reads the policy's text takes time linear in it: each reader on a quarter of a megabyte of hostile text.
+"""What reads the policy's text takes time linear in it: each reader on 256,000 hostile characters.
 
 A policy under training writes anything, and what takes quadratic time on it holds up all who wait for the
 same process. So patterns and parsers of the rooms that see its text are listed here: each with the reader
@@ -302,7 +302,7 @@ def test_a_large_text_takes_eight_times_as_long_as_an_eighth(name: str) -> None:
 
 def test_what_is_quadratic_is_found() -> None:
     def pairs(text: str) -> int:
-        some = range(len(text) // 50)
+        some = range(len(text) // 16)
         return sum(1 for _ in some for _ in some)
 
     assert not is_linear(pairs, "x")

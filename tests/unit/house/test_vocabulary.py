@@ -61,7 +61,7 @@ class Outer:
 
 @pytest.fixture(scope="module")
 def tree() -> Iterator[list[house.Module]]:
-    """The parsed tree, whose nodes the garbage collector would go through again and again while it grows."""
+    """The parsed tree. The garbage collector would go through its nodes again and again as it grows."""
     gc.disable()
     yield house.read_tree(ROOT)
     gc.enable()

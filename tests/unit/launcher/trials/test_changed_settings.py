@@ -220,14 +220,16 @@ def verdicts(
 @pytest.fixture(scope="module")
 def found() -> dict[str, set[str]]:
     """Setting, generally → what it is in any of the experiments. Where one comes again, with more set, only
-    what meant nothing before is judged; a preparation's settings, whose experiment is always the same, once."""
+    what meant nothing before is judged. A preparation is always the same: its settings are judged once."""
     judged: dict[str, set[str]] = {}
     decided: dict[str, set[str]] = {}
     with pytest.MonkeyPatch.context() as patch:
         uncheck(patch)
         for name, needed in EXPERIMENTS:
             known = decided.setdefault(name, set())
-            known |= {path for paths in decided.values() for path in paths if path.startswith("sft.")}
+            known |= {
+                path for paths in decided.values() for path in paths if path.startswith("sft.")
+            }
             for path, side in verdicts(name, needed, frozenset(known)):
                 judged.setdefault(general(path), set()).add(side)
                 if side in ("yes", "no"):
