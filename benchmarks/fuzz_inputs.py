@@ -5,7 +5,7 @@
 Words, YAML files, site files, data sets and model folders, each broken in one way. Each case runs in a
 fork of its own with limits on time and memory. A refusal is right, with a reason; an accepted setting
 must have the value that was written (text and numbers normalised). Prints what failed, and the counts.
-tests/unit/house/test_fuzz_inputs.py runs every fifteenth.
+tests/process/test_fuzz_inputs.py runs every thirtieth.
 """
 
 from __future__ import annotations

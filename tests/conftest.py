@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import gc
+import logging
 import os
 import sys
 from collections.abc import Generator, Iterator
@@ -89,6 +90,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """What is there now stays: the collector need not look through it again and again."""
     gc.collect()
     gc.freeze()
+    # To each logger that keeps its records to itself pytest adds two handlers, three times a test, and
+    # takes them away again: torch has nearly a hundred such.
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.partition(".")[0] == "torch" and isinstance(logger, logging.Logger):
+            logger.propagate = True
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

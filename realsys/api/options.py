@@ -20,6 +20,8 @@ from realsys.api.basics.option_fields import option as option
 from realsys.api.errors import ConfigError
 from realsys.api.model import GenerationHyperparameters
 
+_SCALARS = frozenset({str, int, float, bool})
+
 
 def range_problems(options: Any, *, path: str = "") -> Iterator[ConfigError]:
     """Every value of ``options`` (nested, in tables too) outside the range that its field declares."""
@@ -32,18 +34,21 @@ def value_range_problems(
     kind: type, values: Mapping[str, Any], *, path: str = ""
 ) -> Iterator[ConfigError]:
     """The same of ``values`` for some fields of ``kind``, which need not make one."""
-    for field, rules in _rules_of(kind).items():
-        if field not in values or (value := values[field]) is None:
+    for field_name, rules in _rules_of(kind).items():
+        value = values.get(field_name)
+        if value is None:
             continue
-        if hasattr(type(value), "__dataclass_fields__"):
-            yield from range_problems(value, path=f"{path}{field}.")
-        elif isinstance(value, Mapping):
-            for name, entry in value.items():
-                if dataclasses.is_dataclass(entry):
-                    yield from range_problems(entry, path=f"{path}{field}.{name}.")
+        if type(value) not in _SCALARS:  # a plan asks of thousands of values
+            where = f"{path}{field_name}"
+            if dataclasses.is_dataclass(value):
+                yield from range_problems(value, path=f"{where}.")
+            elif isinstance(value, Mapping):
+                for name, entry in value.items():
+                    if dataclasses.is_dataclass(entry):
+                        yield from range_problems(entry, path=f"{where}.{name}.")
         for is_broken, rule in rules:
             if is_broken(value):
-                where = f"{path}{field}"
+                where = f"{path}{field_name}"
                 yield ConfigError(f"{where} is {value!r}", where=where, fix=f"use {rule}")
 
 

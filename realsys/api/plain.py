@@ -38,14 +38,15 @@ def to_plain(value: Any, *, seen: dict[int, Any] | None = None) -> Any:
             that share their model's description.
     """
     kind: Any = type(value)
-    if kind in _AS_THEY_ARE or (
-        isinstance(value, str | int | float) and not isinstance(value, enum.Enum)
-    ):
+    if kind in _AS_THEY_ARE:
         return value
     if (names := _names(kind)) is not None:
         if seen is not None and id(value) in seen:
             return seen[id(value)]
-        plain = {name: to_plain(getattr(value, name), seen=seen) for name in names}
+        plain = {
+            name: part if type(part) in _AS_THEY_ARE else to_plain(part, seen=seen)
+            for name, part in ((name, getattr(value, name)) for name in names)
+        }
         if getattr(kind, "sparse", False):  # written without what is not set
             plain = {name: part for name, part in plain.items() if part not in (None, {})}
         plain = {**_tag(kind), **plain}
@@ -54,6 +55,8 @@ def to_plain(value: Any, *, seen: dict[int, Any] | None = None) -> Any:
         return plain
     if isinstance(value, enum.Enum):
         return value.value
+    if isinstance(value, _SCALARS):  # a subclass
+        return value
     if isinstance(value, Mapping):
         return {str(to_plain(k)): to_plain(v, seen=seen) for k, v in value.items()}
     if isinstance(value, frozenset | set):

@@ -82,18 +82,18 @@ def kind_of(options: Any, path: str) -> Any:
     return kind_of(getattr(options, head), rest) if rest else hints(type(options))[head]
 
 
-def outcome(options: Any) -> tuple[Any, ...]:
-    """What reaches workers and scheduler, and what is refused."""
+def refused(options: Any) -> list[str]:
+    """What is refused."""
     phases = (options, *(p.experiment for p in options.prepared_by()))
-    refused = [problem.what for phase in phases for problem in phase.problems()]
-    return [*consumed(options)], refused
+    return [problem.what for phase in phases for problem in phase.problems()]
 
 
-def has_effect(options: Any, base: tuple[Any, ...], row: OptionRow) -> bool:
-    """Whether another value makes another plan, or none."""
+def has_effect(options: Any, base: tuple[Any, list[str]], row: OptionRow) -> bool:
+    """Whether another value changes what reaches workers and scheduler, or what is refused."""
     for value in varied(row, kind_of(options, row.path)):
         try:
-            if outcome(put(options, row.path, value)) != base:
+            other = put(options, row.path, value)
+            if [*consumed(other)] != base[0] or refused(other) != base[1]:
                 return True
         except Exception:  # refused, in whichever way
             return True
@@ -105,7 +105,7 @@ def test_every_setting_means_something_somewhere() -> None:
     for name, contexts in CONTEXTS.items():
         for words in contexts:
             options = with_settings(default_experiment(name), words=words)
-            base = outcome(options)
+            base = [*consumed(options)], refused(options)
             for row in rows(options):
                 if not row.section and not known.get(row.path):
                     known[row.path] = has_effect(options, base, row)

@@ -44,9 +44,9 @@ MODELS: dict[str, Config] = {"7b": SEVEN_BILLION, "32b": THIRTY_TWO_BILLION, "70
 def given(tmp_path: Path, file_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Questions, and sites of 8 nodes with 8 GPUs. Nothing is chosen: what does not fit is to be said."""
     monkeypatch.setattr(model_files, "SMALL_PARAMS", 1 << 60)
-    lines = "".join(json.dumps({"prompt": "a a", "answer": str(i)}) + "\n" for i in range(256))
-    (tmp_path / "q.jsonl").write_text(lines)
-    (tmp_path / "held_out.jsonl").write_text(lines + "\n")
+    lines = [json.dumps({"prompt": "a a", "answer": str(i)}) + "\n" for i in range(128)]
+    (tmp_path / "q.jsonl").write_text("".join(lines))
+    (tmp_path / "held_out.jsonl").write_text("".join(lines[:32]) + "\n")
     (tmp_path / "shared").mkdir()
     for gpu in ("h100", "h200"):
         node = {"nodes": 8, "cpus": 192, "memory_mib": 2_000_000, "gpus": 8, "gpu_type": gpu}

@@ -134,6 +134,7 @@ VALUES: dict[str, Any] = {
 def uncheck(patch: pytest.MonkeyPatch) -> None:
     """Any value makes a plan: no file has to be there, and no package."""
     patch.setattr(resolve_module, "_option_problems", lambda experiment: [])
+    patch.setattr(resolve_module, "secret_problems", lambda experiment, cluster, request: [])
     patch.setattr(resolve_module, "unsupported", lambda config: [])
     patch.setattr(resolve_module, "plugin_argument_problems", lambda config: [])
     for kind in (RLExperiment, SFTExperiment):
@@ -219,13 +220,16 @@ def verdicts(
 @pytest.fixture(scope="module")
 def found() -> dict[str, set[str]]:
     """Setting, generally → what it is in any of the experiments. Where one comes again, with more set, only
-    what meant nothing before is judged."""
+    what meant nothing before is judged. A preparation is always the same: its settings are judged once."""
     judged: dict[str, set[str]] = {}
     decided: dict[str, set[str]] = {}
     with pytest.MonkeyPatch.context() as patch:
         uncheck(patch)
         for name, needed in EXPERIMENTS:
             known = decided.setdefault(name, set())
+            known |= {
+                path for paths in decided.values() for path in paths if path.startswith("sft.")
+            }
             for path, side in verdicts(name, needed, frozenset(known)):
                 judged.setdefault(general(path), set()).add(side)
                 if side in ("yes", "no"):
