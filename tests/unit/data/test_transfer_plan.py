@@ -161,7 +161,7 @@ def test_every_consumer_of_any_layout_ends_with_its_rows_and_nothing_else_is_mov
         produced_by(producer).run(consumer, start, names, host_of=lambda w: w // 4)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_any_chain_of_calls_finds_its_rows(data):
     stores = produced_by(data.draw(st.sampled_from(LAYOUTS)))
@@ -202,7 +202,7 @@ def test_a_tensor_that_nobody_holds_is_named_for_whomever_it_is():
         redistribution({0: "ab"}, {("x", "a"): {0}, ("x", "b"): set()}, keys=["x"])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_owners_of_the_same_send_the_same_but_for_one_tensor(data):
     num_owners = data.draw(st.integers(1, 6))
@@ -219,7 +219,7 @@ def test_owners_of_the_same_send_the_same_but_for_one_tensor(data):
     assert plan == redistribution(consumers, set(range(num_owners)), size=sizes)  # deterministic
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_no_owner_of_a_tensor_would_have_been_less_busy(data):
     items = list(product(KEYS, IDS))

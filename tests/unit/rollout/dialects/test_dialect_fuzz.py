@@ -145,14 +145,14 @@ def read_or_refused(
 
 
 @pytest.mark.parametrize("path", DIALECTS)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(body=st.one_of(BODIES, VALUES))
 def test_json_of_any_kind(path: str, body: Any) -> None:
     answered(DIALECTS[path], json.dumps(body).encode(), {})
 
 
 @pytest.mark.parametrize("path", DIALECTS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     body=st.binary(max_size=60), headers=st.dictionaries(st.text(max_size=30), st.text(max_size=5))
 )
@@ -283,7 +283,7 @@ def test_the_bodies_to_change_are_accepted(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", VALID)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_an_accepted_body_with_one_value_changed(path: str, data: st.DataObject) -> None:
     body = copy.deepcopy(VALID[path])
