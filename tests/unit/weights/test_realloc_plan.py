@@ -4,6 +4,7 @@ Plans are carried out here in one process: each rank's holding is an array, each
 sender's and written to the receiver's.
 """
 
+import os
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise, product
@@ -37,6 +38,7 @@ TOPOLOGIES = [
     for d, t, p in product(range(1, 9), repeat=3)
     if d * t * p <= 8
 ]
+EVERY = 1 if os.environ.get("REALSYS_TESTS_ALL_LAYOUTS") else 3
 BASE = ModelShape(
     family="llama",
     hidden_size=3,
@@ -144,8 +146,10 @@ def check(shape, source, source_workers, target, target_workers, **options):
 
 
 @pytest.mark.parametrize("source", TOPOLOGIES, ids=str)
-def test_all_pairs_of_layouts_up_to_eight_ranks(source):
-    for number, target in enumerate(TOPOLOGIES):
+def test_pairs_of_layouts_up_to_eight_ranks(source):
+    """A third of all pairs, in which each layout has a third of the others on either side."""
+    offset = TOPOLOGIES.index(source) % EVERY
+    for number, target in list(enumerate(TOPOLOGIES))[offset::EVERY]:
         shape = shape_for(source, target, tied_embeddings=bool(number % 2))
         first = number % (source.world_size + 1)  # from all workers in common to none
         check(
