@@ -282,8 +282,24 @@ def test_the_bodies_to_change_are_accepted(path: str) -> None:
     )
 
 
+OF_EACH_KIND: tuple[Any, ...] = (None, True, 7, 1.5, "x", [], [7], {}, {"a": 7})
+
+
 @pytest.mark.parametrize("path", VALID)
-@settings(max_examples=100, deadline=None)
+def test_an_accepted_body_with_any_value_left_out_or_of_another_kind(path: str) -> None:
+    for number in range(len(places(VALID[path]))):
+        for value in (..., *OF_EACH_KIND):
+            body = copy.deepcopy(VALID[path])
+            container, key = places(body)[number]
+            if value is ...:
+                del container[key]
+            else:
+                container[key] = copy.deepcopy(value)
+            answered(DIALECTS[path], json.dumps(body).encode(), {})
+
+
+@pytest.mark.parametrize("path", VALID)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_an_accepted_body_with_one_value_changed(path: str, data: st.DataObject) -> None:
     body = copy.deepcopy(VALID[path])
