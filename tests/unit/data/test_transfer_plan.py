@@ -1,6 +1,7 @@
 """Which tensors a worker gets from whom: nothing it has, everything else once, owners balanced."""
 
 import asyncio
+import os
 from collections import Counter
 from itertools import product
 
@@ -83,6 +84,7 @@ LAYOUTS = [
     for d, t, p in product(range(1, 9), repeat=3)
     if d * t * p <= 8
 ]
+EVERY = 1 if os.environ.get("REALSYS_TESTS_ALL_LAYOUTS") else 3  # of all pairs, evenly
 NAMES = tuple("abcdefghij")
 SIZES = {(k, n): 1 + 7 * i % 5 + (k == "y") for k in KEYS for i, n in enumerate(NAMES)}
 
@@ -157,11 +159,12 @@ def produced_by(topo):
 def test_every_consumer_of_any_layout_ends_with_its_rows_and_nothing_else_is_moved(producer):
     orders = (NAMES, NAMES[::-1], NAMES[3:8])
     starts = sorted({0, producer.world_size // 2, producer.world_size})  # the same, some, none
-    for consumer, start, names in product(LAYOUTS, starts, orders):
+    others = LAYOUTS[LAYOUTS.index(producer) % EVERY :: EVERY]
+    for consumer, start, names in product(others, starts, orders):
         produced_by(producer).run(consumer, start, names, host_of=lambda w: w // 4)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_any_chain_of_calls_finds_its_rows(data):
     stores = produced_by(data.draw(st.sampled_from(LAYOUTS)))
@@ -202,7 +205,7 @@ def test_a_tensor_that_nobody_holds_is_named_for_whomever_it_is():
         redistribution({0: "ab"}, {("x", "a"): {0}, ("x", "b"): set()}, keys=["x"])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_owners_of_the_same_send_the_same_but_for_one_tensor(data):
     num_owners = data.draw(st.integers(1, 6))
@@ -219,7 +222,7 @@ def test_owners_of_the_same_send_the_same_but_for_one_tensor(data):
     assert plan == redistribution(consumers, set(range(num_owners)), size=sizes)  # deterministic
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_no_owner_of_a_tensor_would_have_been_less_busy(data):
     items = list(product(KEYS, IDS))

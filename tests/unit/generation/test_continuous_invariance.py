@@ -96,7 +96,7 @@ def expected(module):
     return alone(module, some_requests())
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     arrivals=st.lists(st.integers(0, 30), min_size=9, max_size=9),
     max_running=st.sampled_from([1, 2, 3, 9, 30]),
@@ -112,7 +112,7 @@ def test_whoever_else_runs_and_whenever_they_come(
     assert answers(engine, some_requests(), arrivals) == expected
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     cuts=st.lists(st.integers(1, 15), min_size=1, max_size=4),
     prefix_bytes=st.sampled_from([0, 1 << 20]),
@@ -137,7 +137,7 @@ def test_in_one_request_or_in_several(module, cuts, prefix_bytes):
     assert (tokens, logprobs) == whole
 
 
-@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     retract_before=st.sets(st.integers(1, 39), max_size=4),
     read_tokens=st.sampled_from([None, 1, 30]),
@@ -236,13 +236,14 @@ def test_at_most_fifteen_positions_are_looked_at_for_nothing():
     assert [seen_width(num) for num in (1, 16, 17, 128, 129, 145)] == [16, 16, 24, 128, 144, 152]
 
 
-@pytest.mark.parametrize("threads", [2, 4, 8])
-def test_in_a_tight_cache_of_fewer_rows_than_the_matrices_have(module, threads):
+@pytest.mark.parametrize(("threads", "bounds"), [(2, (250, 700)), (8, (250,))])
+def test_in_a_tight_cache_of_fewer_rows_than_the_matrices_have(module, expected, threads, bounds):
     """A cache within its bound has no rows for padding, but one matrix for each thread."""
     torch.set_num_threads(threads)
     try:
-        free = answers(ContinuousEngine(module), some_requests())
-        for max_tokens in (250, 700):
+        # Of two threads the test above says that they are as expected
+        free = expected if threads == 2 else answers(ContinuousEngine(module), some_requests())
+        for max_tokens in bounds:
             engine = ContinuousEngine(module, max_tokens=max_tokens)
             assert answers(engine, some_requests()) == free
     finally:

@@ -179,7 +179,7 @@ async def asks(response: str) -> float:
 
 for rule in (length, poisons, noise, sees, forges, service, asks, broken):
     register_reward(rule.__name__, rule)
-register_reward("uses", uses, cpu_s=1.0, memory_mib=64)
+register_reward("uses", uses, cpu_s=0.3, memory_mib=64)
 register_reward("uses_quickly", uses, deadline_s=1.0)
 register_reward("connects", uses, network=True)
 register_reward("runs", uses, programs=True)

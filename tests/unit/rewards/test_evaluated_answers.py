@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +17,6 @@ from realsys.api.basics.reward import Completion, Score
 from realsys.api.errors import RewardError
 from realsys.data.sources.reasoning_gym_questions import question_of
 from realsys.rewards.guard.evaluated_answers import BY_EVAL, BY_SYMPY, does_more_than_state
-from realsys.rewards.guard.guarded import Guarded
 from realsys.rewards.guarded_rules import close_guards
 from realsys.rewards.reasoning_gym_rule import reasoning_gym_reward
 from realsys.rewards.rule import RewardRule
@@ -37,6 +40,26 @@ def scored(generator: str, *texts: str) -> list[Score | RewardError]:
     return RewardRule("reasoning_gym").score_all(answers)
 
 
+KNOWN_ANSWERS = """
+import json, sys
+from realsys.data.sources.reasoning_gym_questions import question_of
+print(json.dumps([question_of(record)[1] for record in json.load(sys.stdin)]))
+"""
+
+
+def known_answers() -> list[str]:
+    """Of the first record of each generator, made with the hash seed that guards have."""
+    made = subprocess.run(
+        [sys.executable, "-c", KNOWN_ANSWERS],
+        input=json.dumps([record(generator) for generator in EVALUATE]),
+        env={**os.environ, "PYTHONHASHSEED": "0"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return list(json.loads(made.stdout))
+
+
 PAYLOAD = "__import__('os').system('touch {mark}')"
 
 
@@ -44,10 +67,7 @@ def test_code_in_an_answer_is_never_run_and_the_known_answer_scores_1(tmp_path: 
     mark = tmp_path / "mark"
     code = PAYLOAD.format(mark=mark)
     forms = [code, f"[{code}]", f"[[{code}]]", f"[str({code})]", f"<answer>{code}</answer>"]
-    made = Guarded("realsys.data.sources.reasoning_gym_questions:question_of")  # with its hash seed
-    knowns = [made.call(record=record(generator))[1] for generator in EVALUATE]
-    made.close()
-    for generator, known in zip(EVALUATE, knowns, strict=True):
+    for generator, known in zip(EVALUATE, known_answers(), strict=True):
         found = scored(generator, *forms, known)
         assert [getattr(result, "value", 0.0) for result in found] == [0.0] * len(forms) + [1.0]
     assert not mark.exists()
@@ -55,22 +75,27 @@ def test_code_in_an_answer_is_never_run_and_the_known_answer_scores_1(tmp_path: 
 
 UNSCREENED = """
 from realsys.api.registry import register_reward
+from realsys.data.sources.reasoning_gym_questions import entry_of
 from realsys.rewards import reasoning_gym_rule
-from realsys.rewards.final_text_rules import ReasoningGymRule
 
 reasoning_gym_rule.does_more_than_state = lambda generator, text: False
 
 def unscreened(response, record):
     return reasoning_gym_rule.reasoning_gym_reward(response=response, record=record)
 
-register_reward("unscreened", unscreened, cpu_s=1.0)
+def prepare():  # once, not in the fork of each answer
+    for generator in GENERATORS:
+        entry_of({"generator": generator, "number": 0, "config": {}})
+
+unscreened.prepare = prepare
+register_reward("unscreened", unscreened, cpu_s=0.5)
 """
 
 
 def test_the_guard_alone_keeps_code_from_files_and_ends_it(tmp_path: Path) -> None:
     """As if such an answer were not recognised: the scorers evaluate it, in the guard."""
     mark = tmp_path / "mark"
-    (tmp_path / "unscreened_rule.py").write_text(UNSCREENED)
+    (tmp_path / "unscreened_rule.py").write_text(UNSCREENED.replace("GENERATORS", repr(EVALUATE)))
     registry.load_plugins([str(tmp_path / "unscreened_rule.py")])
     code = f"{PAYLOAD.format(mark=mark)} or open({str(mark)!r}, 'w')"
     texts = [(name, text) for name in EVALUATE for text in (code, f"[{code}]")]

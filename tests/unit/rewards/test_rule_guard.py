@@ -176,7 +176,7 @@ def test_programs_are_for_those_that_declare_them() -> None:
     assert values("runs", "run") == [1.0]
     assert "programs" in failure("uses", "run")
     (line,) = undeclared("uses", "run")
-    assert line.endswith('"uses", uses, programs=True, cpu_s=1.0, memory_mib=64)')
+    assert line.endswith('"uses", uses, programs=True, cpu_s=0.3, memory_mib=64)')
     if rule_filter.supported_here() and os.uname().machine == "x86_64":
         assert values("uses", "bare fork", "bare execve") == [1.0, 1.0]
     assert "Operation not permitted" in failure("uses", f"kill {os.getppid()}")
@@ -207,8 +207,8 @@ def test_a_variable_is_given_if_declared() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "told"),
     [
-        ("uses", "spin", "computed for more than 1 s"),
-        ("uses", "tower", "computed for more than 1 s"),
+        ("uses", "spin", "computed for more than 0.3 s"),
+        ("uses", "tower", "computed for more than 0.3 s"),
         ("uses_quickly", "sleep", "took more than 1 s"),
         ("uses", "hoard", "memory"),
     ],

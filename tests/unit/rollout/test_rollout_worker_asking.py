@@ -196,7 +196,7 @@ def answer_of(world: World, **changes: Any) -> Answer:
 EVENTS = st.one_of(st.sampled_from(["fine", "late", "lost", "old", "refused"]), st.integers(0, 40))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     script=st.lists(EVENTS, max_size=12).filter(
         lambda events: sum(e in ("old", "refused") for e in events) < MAX_REFUSALS

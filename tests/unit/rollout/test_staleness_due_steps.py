@@ -44,7 +44,7 @@ def test_by_hand() -> None:
     assert must_wait_for({10: 9, 11: 9}, {**running, 23: 6}, step=5, batch_size=2) == [20, 21, 23]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(dues=dues, batch_size=sizes)
 def test_what_fits_is_in_time_in_the_best_order(dues: tuple[int, ...], batch_size: int) -> None:
     for step in (4, 5, 6, 8):
@@ -52,7 +52,7 @@ def test_what_fits_is_in_time_in_the_best_order(dues: tuple[int, ...], batch_siz
         assert fits(dues, next_step=step, batch_size=batch_size) == expected
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(finished=dues, running=dues, batch_size=sizes)
 def test_the_first_batch_that_leaves_time_is_taken(
     finished: tuple[int, ...], running: tuple[int, ...], batch_size: int
@@ -77,7 +77,7 @@ def test_the_first_batch_that_leaves_time_is_taken(
         assert set(waits) <= others.keys()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(dues=dues, batch_size=sizes, earliest=st.integers(4, 8), latest=st.integers(5, 10))
 def test_the_first_room_for_one_more(
     dues: tuple[int, ...], batch_size: int, earliest: int, latest: int

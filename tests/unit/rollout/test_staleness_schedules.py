@@ -27,7 +27,7 @@ runs = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(run=runs, seed=st.integers(0, 2**32), num_events=st.integers(0, 250))
 def test_short_runs(run: Run, seed: int, num_events: int) -> None:
     Schedule(run, seed).play(num_events)

@@ -4,6 +4,7 @@ Plans are carried out here in one process: each rank's holding is an array, each
 sender's and written to the receiver's.
 """
 
+import os
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise, product
@@ -37,6 +38,7 @@ TOPOLOGIES = [
     for d, t, p in product(range(1, 9), repeat=3)
     if d * t * p <= 8
 ]
+EVERY = 1 if os.environ.get("REALSYS_TESTS_ALL_LAYOUTS") else 3
 BASE = ModelShape(
     family="llama",
     hidden_size=3,
@@ -73,13 +75,30 @@ def layout_of(kind, shape, topo):
     return whole_layout(shape.weights(), ProcessTopology(data=topo.world_size))
 
 
-def dense(weights):
-    """Every number of the model another one."""
-    end, found = 0, {}
-    for w in weights:
-        found[w.name] = np.arange(end, end + w.numel).reshape(w.shape)
-        end += w.numel
-    return found
+class Counts:
+    """How often each number of the model was touched."""
+
+    def __init__(self, weights):
+        self.all = np.zeros(sum(w.numel for w in weights), int)
+        self._by_name, end = {}, 0
+        for w in weights:
+            self._by_name[w.name] = self.all[end : end + w.numel].reshape(w.shape)
+            end += w.numel
+
+    def add(self, name, box):
+        self._by_name[name][index(box)] += 1
+
+    def clear(self, name, box):
+        self._by_name[name][index(box)] = 0
+
+    @classmethod
+    def of(cls, weights, holding):
+        """1 for each number that a rank holds, however often."""
+        found = cls(weights)
+        for name, boxes in holding.items():
+            for box in boxes:
+                found._by_name[name][index(box)] = 1
+        return found
 
 
 def index(box):
@@ -87,40 +106,30 @@ def index(box):
 
 
 def carry_out(plan, weights, source, source_workers, target, target_workers):
-    """The target's arrays by worker, -1 where nothing came; fails where a piece is not in a view."""
-    whole = dense(weights)
+    """Fails where a piece is not in a view, or the target's numbers are not written once each."""
     views = dict(zip(source_workers, source, strict=True))
-    made = {w: {n: np.full(x.shape, -1) for n, x in whole.items()} for w in target_workers}
-    written = {w: {n: np.zeros(x.shape, int) for n, x in whole.items()} for w in target_workers}
+    written = {w: Counts(weights) for w in target_workers}
     moves = [(s, r, piece) for (s, r), pieces in plan.streams.items() for piece in pieces]
     moves += [(w, w, piece) for w, pieces in plan.copies.items() for piece in pieces]
     for sender, receiver, (name, box) in moves:
         assert any(held.intersection(box) == box for held in views[sender].get(name, ())), (
             "not held"
         )
-        at = index(box)
-        made[receiver][name][at] = whole[name][at]
-        written[receiver][name][at] += 1
+        written[receiver].add(name, box)
     for worker, holding in zip(target_workers, target, strict=True):
-        for name, x in whole.items():
-            needed = np.zeros(x.shape, int)
-            for box in holding.get(name, ()):
-                needed[index(box)] = 1
-            assert np.array_equal(written[worker][name], needed), "each number once, no others"
-            assert np.array_equal(made[worker][name], np.where(needed, x, -1))
+        needed = Counts.of(weights, holding)
+        assert np.array_equal(written[worker].all, needed.all), "each number once, no others"
 
 
 def must_cross(weights, source, source_workers, target, target_workers, itemsize):
     """Bytes that target workers need and do not hold in the source copy, counted number by number."""
     total, own = 0, dict(zip(source_workers, source, strict=True))
     for worker, holding in zip(target_workers, target, strict=True):
-        for w in weights:
-            needed = np.zeros(w.shape, bool)
-            for box in holding.get(w.name, ()):
-                needed[index(box)] = True
-            for box in own.get(worker, {}).get(w.name, ()):
-                needed[index(box)] = False
-            total += int(needed.sum()) * itemsize
+        needed = Counts.of(weights, holding)
+        for name, boxes in own.get(worker, {}).items():
+            for box in boxes:
+                needed.clear(name, box)
+        total += int(needed.all.sum()) * itemsize
     return total
 
 
@@ -137,8 +146,10 @@ def check(shape, source, source_workers, target, target_workers, **options):
 
 
 @pytest.mark.parametrize("source", TOPOLOGIES, ids=str)
-def test_all_pairs_of_layouts_up_to_eight_ranks(source):
-    for number, target in enumerate(TOPOLOGIES):
+def test_pairs_of_layouts_up_to_eight_ranks(source):
+    """A third of all pairs, in which each layout has a third of the others on either side."""
+    offset = TOPOLOGIES.index(source) % EVERY
+    for number, target in list(enumerate(TOPOLOGIES))[offset::EVERY]:
         shape = shape_for(source, target, tied_embeddings=bool(number % 2))
         first = number % (source.world_size + 1)  # from all workers in common to none
         check(
@@ -154,7 +165,7 @@ kinds = st.sampled_from(["megatron", "fsdp", "whole"])
 topologies = st.sampled_from(TOPOLOGIES)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(kinds, topologies, kinds, topologies, st.data())
 def test_any_backends_on_any_workers(source_kind, source, target_kind, target, data):
     shape = shape_for(source, target, qkv_bias=True, critic=data.draw(st.booleans()))
@@ -181,7 +192,7 @@ def scattered_layouts(draw):
     return tuple(rank() for _ in range(draw(st.integers(1, 4))))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(scattered_layouts(), scattered_layouts(), st.booleans())
 def test_overlapping_holdings_too(source, target, has_whole):
     weights = [Weight("w", (6, 5))]
@@ -236,7 +247,7 @@ def test_a_region_that_one_worker_holds_comes_first_and_others_make_up_for_it():
     }
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_nested_holders_are_dealt_as_well_as_can_be(data):
     """The busiest of nested or disjoint holders is at most a row over the bound."""

@@ -223,7 +223,7 @@ def test_a_list_that_makes_no_sense_is_refused(why):
         decode_manifest(encode_manifest(NONSENSE[why](part)))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_bytes_that_were_changed_give_a_list_or_a_protocol_error(data):
     encoded = bytearray(encode_manifest(lists()[1]))
@@ -274,7 +274,7 @@ boxes_2d = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(boxes_2d, max_size=8))
 def test_overlap_is_what_counting_cells_says(boxes):
     cells = [

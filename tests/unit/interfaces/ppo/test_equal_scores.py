@@ -238,11 +238,14 @@ AT_REST: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("changes", AT_REST.values(), ids=AT_REST.keys())
-@pytest.mark.parametrize("score", [0.0, 0.1])
-def test_at_the_reference_equal_scores_move_no_bit(changes: dict[str, Any], score: float) -> None:
+@pytest.mark.parametrize(
+    ("score", "changes"),
+    [*((0.1, kind) for kind in AT_REST), (0.0, "all of them")],  # four times 0.1 over 4 is not 0.1
+)
+def test_at_the_reference_equal_scores_move_no_bit(score: float, changes: str) -> None:
     """The reference's log-probs are the policy's but for what another way of computing them rounds."""
-    does, actor, data = trained_once(**changes)
+    settings = AT_REST[changes]
+    does, actor, data = trained_once(**settings)
     own = data.data["packed_logprobs"]
     noise = torch.empty_like(own).uniform_(-2e-5, 2e-5, generator=torch.Generator().manual_seed(1))
     data = SequenceSample(data.meta, {**data.data, "packed_ref_logprobs": own + noise})
@@ -254,7 +257,7 @@ def test_at_the_reference_equal_scores_move_no_bit(changes: dict[str, Any], scor
     far = {**data.data, "packed_ref_logprobs": own + 1e3 * noise}
     apart = SequenceSample(data.meta, far)
     stats = does.train_step(actor, scored(apart, [score] * 16), MB)
-    assert (stats["empty_minibatches"] < 2) is (changes["kl_ctl"] > 0)
+    assert (stats["empty_minibatches"] < 2) is (settings["kl_ctl"] > 0)
 
 
 @pytest.mark.parametrize("norm", ["batch", "running"])

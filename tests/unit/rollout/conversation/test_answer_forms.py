@@ -439,7 +439,7 @@ SALADS = st.lists(PIECES | st.text(max_size=3), max_size=14).map("".join)
 
 
 @pytest.mark.parametrize("name", RENDERERS)
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(calls=CALLS)
 def test_calls_come_back_as_they_were_rendered(
     name: str, calls: Sequence[tuple[str, dict[str, Any]]]
@@ -460,7 +460,7 @@ def test_calls_come_back_as_they_were_rendered(
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(text=SALADS, thinking=st.booleans(), tools=st.booleans())
 def test_what_is_streamed_is_never_taken_back(
     form: AnswerForm, text: str, thinking: bool, tools: bool

@@ -1,6 +1,6 @@
 """Whatever a client does with its history, what is trained on is what was sampled, where it was sampled.
 
-Some hundred histories of each family; a hundred thousand by hand: tests/by_hand/agents/fuzz_histories.py.
+Fifty histories of each family; a hundred thousand by hand: tests/by_hand/agents/fuzz_histories.py.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def played(family: ChatFamily, num: int) -> tuple[Counter[str], dict[int, list[s
 
 @pytest.mark.parametrize("family", ALL)
 def test_what_is_trained_on_is_what_was_sampled(family: ChatFamily) -> None:
-    counts, problems = played(family, 100)
+    counts, problems = played(family, 50)
     assert problems == {}
     assert counts["retokenised"] == 0
-    assert counts["trained"] > 2000
-    assert counts["naive tokens wrong"] > 1000  # there was something to get wrong
-    assert counts["requests"] > 300
+    assert counts["trained"] > 1000
+    assert counts["naive tokens wrong"] > 500  # there was something to get wrong
+    assert counts["requests"] > 150
 
 
 def _of_client_text(node: AnswerNode) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 from dataclasses import replace
@@ -69,6 +70,12 @@ def tokenizer(request: pytest.FixtureRequest, tiny_policy: Path) -> Any:
     return made
 
 
+@functools.cache
+def reader_of(tokenizer: Any) -> GrammarReader:
+    """One for all that is read with a tokenizer: making it reads the whole vocabulary."""
+    return GrammarReader(tokenizer, vocabulary=len(tokenizer))
+
+
 def request_of(**fields: Any) -> ChatRequest:
     return ChatRequest(messages=(ChatMessage(role="user", content="How many?"),), **fields)
 
@@ -84,7 +91,7 @@ def read_one(
     assert grammar_fault(text) == ""
     end = tokenizer.eos_token_id
     vocabulary = len(tokenizer)
-    grammar = GrammarReader(tokenizer, vocabulary=vocabulary).read(text, stop_ids=frozenset({end}))
+    grammar = reader_of(tokenizer).read(text, stop_ids=frozenset({end}))
     draw, tokens = random.Random(seed), list[int]()
     closings = [tokenizer.encode(m, add_special_tokens=False) for m in ("</think>", "[/THINK]")]
     while True:

@@ -145,14 +145,14 @@ def read_or_refused(
 
 
 @pytest.mark.parametrize("path", DIALECTS)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(body=st.one_of(BODIES, VALUES))
 def test_json_of_any_kind(path: str, body: Any) -> None:
     answered(DIALECTS[path], json.dumps(body).encode(), {})
 
 
 @pytest.mark.parametrize("path", DIALECTS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     body=st.binary(max_size=60), headers=st.dictionaries(st.text(max_size=30), st.text(max_size=5))
 )
@@ -282,8 +282,24 @@ def test_the_bodies_to_change_are_accepted(path: str) -> None:
     )
 
 
+OF_EACH_KIND: tuple[Any, ...] = (None, True, 7, 1.5, "x", [], [7], {}, {"a": 7})
+
+
 @pytest.mark.parametrize("path", VALID)
-@settings(max_examples=300, deadline=None)
+def test_an_accepted_body_with_any_value_left_out_or_of_another_kind(path: str) -> None:
+    for number in range(len(places(VALID[path]))):
+        for value in (..., *OF_EACH_KIND):
+            body = copy.deepcopy(VALID[path])
+            container, key = places(body)[number]
+            if value is ...:
+                del container[key]
+            else:
+                container[key] = copy.deepcopy(value)
+            answered(DIALECTS[path], json.dumps(body).encode(), {})
+
+
+@pytest.mark.parametrize("path", VALID)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_an_accepted_body_with_one_value_changed(path: str, data: st.DataObject) -> None:
     body = copy.deepcopy(VALID[path])
