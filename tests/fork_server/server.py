@@ -54,7 +54,7 @@ PRELOADED = {
     "hosts": ("realsys.rewards.guarded_rules", "experiments.recipes"),
 }
 PACKAGES = {
-    "workers": ("realsys", "experiments"),
+    "workers": ("realsys", "experiments", "launcher"),
     "commands": (
         *("launcher", "experiments", "realsys.api", "realsys.slurm", "realsys.supervisor"),
         *("realsys.name_resolve", "realsys.trial", "realsys.config", "realsys.runtime"),
