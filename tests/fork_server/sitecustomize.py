@@ -14,13 +14,15 @@ SERVERS = {
     "realsys.observability.report.artifacts": "commands",
     "realsys.rewards.guard.guard_host": "hosts",
     "realsys.rewards.guard.service_host": "hosts",
+    "realsys.policy_server.serve_model": "workers",
     "realsys.supervisor.job_entry": "commands",
     "realsys.heartbeat.heartbeat_process": "hosts",
     "realsys.worker.main": "workers",
     "parallel_ranks": "workers",
     "test_weight_sync_processes": "workers",
 }
-WITH_TORCH = ("rescore",)  # verbs that import it
+# Commands that load torch or transformers themselves.
+HEAVY_VERBS = ("chat", "data", "eval", "rescore", "serve")
 TIED = (
     "realsys.worker.main",
     "parallel_ranks",
@@ -60,9 +62,7 @@ def _asked() -> None:
     signals |= {signal.SIGUSR2, signal.SIGWINCH}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
-        verb = words[2] if words[1] == "launcher.cli.entry" and len(words) > 2 else ""
-        kind = "workers" if verb in WITH_TORCH else SERVERS[words[1]]
-        connection.connect(f"{FOLDER}/{kind}")
+        connection.connect(f"{FOLDER}/{_server(*words[1:3])}")
         files = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
         connection.sendmsg([marshal.dumps(request)], [files])
         answer = connection.recv(4)
@@ -92,6 +92,12 @@ def _asked() -> None:
             signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
     os._exit(os.waitstatus_to_exitcode(status))
+
+
+def _server(module: str, first: str = "") -> str:
+    """Which one has imported what the process is going to need."""
+    is_heavy = module == "launcher.cli.entry" and first in HEAVY_VERBS
+    return "workers" if is_heavy else SERVERS[module]
 
 
 def _is_open(fd: int) -> bool:

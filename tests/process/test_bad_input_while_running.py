@@ -232,7 +232,7 @@ def test_two_trials_at_the_same_time_and_one_killed_before_its_first_checkpoint(
     trials: Trials,
 ) -> None:
     words = [word for word in SMALL_SFT if "benchmark_steps" not in word]
-    words.append("exp_ctrl.total_train_epochs=15")  # of 4 steps
+    words.append("exp_ctrl.total_train_epochs=8")  # of 4 steps
     killed = trials.launch("sft-math", "killed", *words)
     other = trials.launch("sft-math", "other", *words)
     trials.wait_for_step(killed, 0)
@@ -245,7 +245,7 @@ def test_two_trials_at_the_same_time_and_one_killed_before_its_first_checkpoint(
         view = trials.wait(files)
         assert view.state is State.COMPLETED, explain(files, view)
     steps = [row["step"] for row in metrics_of(killed)]
-    assert steps == [*range(1, 61)]
+    assert steps == [*range(1, 33)]
     assert metrics_of(killed) == metrics_of(other)
 
 

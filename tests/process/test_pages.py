@@ -34,10 +34,10 @@ from realsys.trial.records import TrialFiles
 from realsys.trial.trial_state import State
 
 STEPS = 2
-RL = (
+RL = (  # a user's rule is asked in a fork for each answer
     "scheduling.model_worker.cpu=1",
-    "task.eval_size=8",
-    "train_bs_n_seqs=8",
+    "task.eval_size=2",
+    "train_bs_n_seqs=4",
     "group_size=2",
     "gen.max_new_tokens=8",
     f"exp_ctrl.benchmark_steps={STEPS}",
@@ -53,6 +53,11 @@ SFT = (  # where a page's launch makes its policy
     "sft.scheduling.model_worker.cpu=1",
 )
 OF_A_MODEL = (*MADE, "actor.path=MODEL")  # what fine-tuning gives is shown by other pages
+# Where a step must have groups whose answers differ, and the samples questions of two kinds.
+ENOUGH = {"train_bs_n_seqs=4": "train_bs_n_seqs=8", "task.eval_size=2": "task.eval_size=8"}
+MORE, MORE_OF_A_MODEL = (
+    tuple(ENOUGH.get(word, word) for word in words) for words in (MADE, OF_A_MODEL)
+)
 SFT_ALONE = (
     *(f"init.{word}" for word in INIT),
     *("task.train_size=64", "train_bs_n_seqs=16", "exp_ctrl.benchmark_steps=4"),
@@ -306,15 +311,13 @@ class Page:
         return [in_folder(folder, words) for words in found]
 
 
-FEWER = {"task.eval_size=8": "task.eval_size=2", "train_bs_n_seqs=8": "train_bs_n_seqs=4"}
-HARBOR = tuple(FEWER.get(word, word) for word in RL)  # a box an answer
 OWN_LOSS = ("--import", "odd.py", "task.reward=odd")
 PAGES = [
     Page("your_agent.md", 2, MADE, played, code=("my_agent.py", "my_program.py"),
          having="actor.path=MODEL", prepare=stories.for_sums),
     Page("environments.md", 1, MADE, took_turns, having="task.env=mcp", code=("my_tools.py",),
          prepare=stories.for_sums),
-    Page("adding_an_algorithm.md", 4, (*OF_A_MODEL, *OWN_LOSS), trained,
+    Page("adding_an_algorithm.md", 4, (*MORE_OF_A_MODEL, *OWN_LOSS), trained,
          code=("gmpo.py", "opo.py"), most_lines=30, prepare=stories.odd_sums),
     Page("adding_an_interface.md", 1, SFT_ALONE, lower_loss, code=("my_interface.py",),
          most_lines=80),
@@ -326,15 +329,15 @@ PAGES = [
          prepare=stories.words),
     Page("chat_data.md", 2, (*RL, "sft.train_bs_n_seqs=8", *SFT[-2:]), scored, having="grpo-chats",
          code=("chats.py",), prepare=stories.chats),
-    Page("harbor.md", 3, HARBOR, scored_by_boxes, having="task=harbor",
+    Page("harbor.md", 3, RL, scored_by_boxes, having="task=harbor",
          prepare=stories.harbor_tasks),
     Page("reward_models.md", 3, MADE, weighed, prepare=stories.one_pair, smaller={
          "reward-model": (*ON_PAIRS, "exp_ctrl.total_train_epochs=2", "task.eval_size=16")}),
     Page("rewards.md", 3, OF_A_MODEL, in_parts, having="my_rewards.py", code=("my_rewards.py",),
          prepare=stories.for_sums),
-    Page("your_task.md", 4, (*MADE, *SFT), letters, having="grpo-backwards",
+    Page("your_task.md", 4, (*MORE, *SFT), letters, having="grpo-backwards",
          code=("backwards.py",)),
-    Page("reasoning_gym.md", 2, OF_A_MODEL, of_the_generators, having="two_tasks.yaml",
+    Page("reasoning_gym.md", 2, MORE_OF_A_MODEL, of_the_generators, having="two_tasks.yaml",
          prepare=stories.two_generators),
     Page("preferences.md", 3,
          (*ON_PAIRS, "exp_ctrl.total_train_epochs=3", "task.eval_size=32", "model.optimizer.lr=3e-3"),

@@ -83,10 +83,10 @@ def running(*argv: str, environment: dict[str, str]) -> Iterator[subprocess.Pope
 
 
 @contextmanager
-def serving(root: Path, *words: str) -> Iterator[Server]:
+def serving(environment: dict[str, str], *words: str) -> Iterator[Server]:
     """A server that `realsys serve` has started, on a free port."""
     argv = ["-m", "launcher.cli.entry", "serve", *words, "--port", "0", "--json"]
-    environment = {**environment_of(root), "REALSYS_API_KEY": KEY}
+    environment = {**environment, "REALSYS_API_KEY": KEY}
     with running(*argv, environment=environment) as process:
         assert process.stdout is not None
         line = process.stdout.readline()  # the test's own time limit bounds it
@@ -96,7 +96,7 @@ def serving(root: Path, *words: str) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def server(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("serve"), str(tiny_policy)) as found:
+    with serving(environment_of(tmp_path_factory.mktemp("serve")), str(tiny_policy)) as found:
         yield found
 
 
@@ -257,7 +257,7 @@ def test_no_key_is_in_the_command_line(server: Server) -> None:
 
 def test_ctrl_c_ends_a_server_that_made_its_key(tiny_policy: Path, tmp_path: Path) -> None:
     argv = ("-m", "launcher.cli.entry", "serve", str(tiny_policy), "--port", "0")
-    with running(*argv, environment=environment_of(tmp_path)) as process:
+    with running(*argv, environment=Trials(tmp_path).environment) as process:
         assert process.stdout is not None
         told = [process.stdout.readline() for _ in range(3)]
         shown = dict(line.split(maxsplit=1) for line in told)
@@ -295,7 +295,8 @@ def test_a_chat_in_a_pipe_answers_each_line(tiny_policy: Path, tmp_path: Path) -
 
 def test_a_chat_over_https_pins_the_servers_certificate(tiny_policy: Path, tmp_path: Path) -> None:
     trials = Trials(tmp_path)
-    with serving(tmp_path, str(tiny_policy), "--https", "--cert-out", str(tmp_path / "c")) as found:
+    words = (str(tiny_policy), "--https", "--cert-out", str(tmp_path / "c"))
+    with serving(trials.environment, *words) as found:
         assert (tmp_path / "c").read_text().startswith("-----BEGIN CERTIFICATE-----")
 
         def chat(url: str) -> subprocess.CompletedProcess[str]:

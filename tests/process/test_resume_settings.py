@@ -31,7 +31,7 @@ from realsys.trial.trial_state import State
 
 pytestmark = pytest.mark.process
 
-STEPS = 40
+STEPS = 20
 CONSTANT = tuple(
     f"{role}.optimizer.{setting}"
     for role in ("actor", "critic")
@@ -136,6 +136,7 @@ def test_a_stopped_run_refuses_what_it_can_not_change_and_goes_on_with_other_per
     words = (f"actor.path={tiny_policy}", limit, *RUN, *pace.words)
     files = trials.launch("ppo-math", "stopped", *words)
     trials.wait_for_step(files, 4)
+    pace.set(2.0)  # nine steps before the first checkpoint by the new period
     assert trials.run("stop", name_of(files)).returncode == 0
     assert trials.wait(files).state is State.STOPPED
     pace.set(0.0)
@@ -155,10 +156,10 @@ def test_a_stopped_run_refuses_what_it_can_not_change_and_goes_on_with_other_per
     assert_trained_alike(files, undisturbed)
     rows = {row["step"]: row for row in metrics_of(undisturbed)}
     evaluated = [row for row in metrics_of(files) if any(k.startswith("eval/") for k in row)]
-    assert {35, STEPS} <= {row["step"] for row in evaluated}  # 35: by the new period only
+    assert {15, STEPS} <= {row["step"] for row in evaluated}  # 15: by the new period only
     assert evaluated[-1] == rows[STEPS]
     names = [p.name for p in files.phase(files.root).recover.glob("step-*")]
-    assert names == ["step-000035.2"]
+    assert names == ["step-000014.2"]
 
 
 def test_a_completed_run_goes_on_to_a_later_end(

@@ -55,7 +55,7 @@ def odd_sums(page: DocPage, folder: Path) -> None:
     """A rule that tells a random policy's answers apart, which are never right."""
     (folder / "odd.py").write_text(
         "from realsys.api.registry import register_reward\n"
-        "register_reward('odd', lambda token_ids: float(sum(token_ids) % 2))\n"
+        "register_reward('odd', lambda token_ids: float(sum(token_ids) % 2), trusted=True)\n"
     )
     for_sums(page, folder)
 
