@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE # each of hundreds of processes would compile us anew
 
 # What is installed: extras of pyproject.toml, as locked (locks/), and torch of that version in whatever build the
-# machine's index has. `make check` needs EXTRAS=check alone, `make test-fast` EXTRAS=unit.
+# machine's index has. `make check` needs EXTRAS=check alone, `make test-unit` EXTRAS=unit.
 EXTRAS ?= dev
 PYTHON ?= python3
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -20,7 +20,7 @@ $(INSTALLED): pyproject.toml locks/realsys.txt
 	$(PIP_INSTALL) --no-deps -e .
 	touch $@
 
-.PHONY: install ppo-math slurm-packages etcd-packages test test-fast acceptance other-kernels test-engines test-agents oracle mutants gpu-kit check \
+.PHONY: install ppo-math slurm-packages etcd-packages test test-fast test-unit acceptance other-kernels test-engines test-agents oracle mutants gpu-kit check \
 	format coverage release-dry-run
 install: $(INSTALLED)
 
@@ -46,7 +46,11 @@ test: install slurm-packages etcd-packages
 	wait $$check || { status=1; echo "make check failed:"; cat .check.log; }; \
 	exit $$status
 
+# The unit tier, without the tests of it that compute for more than half a second: two minutes on two cores.
 test-fast: install
+	$(BIN)/python -m pytest --at-once 4 -m "not thorough" tests/unit
+
+test-unit: install
 	$(BIN)/python -m pytest --at-once 4 tests/unit
 
 # What takes long or needs a real model: by hand. Commit the results that they write.

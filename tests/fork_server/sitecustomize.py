@@ -16,6 +16,7 @@ SERVERS = {
     "realsys.rewards.guard.service_host": "hosts",
     "realsys.policy_server.serve_model": "workers",
     "realsys.supervisor.job_entry": "commands",
+    "submitit.local._local": "commands",
     "realsys.heartbeat.heartbeat_process": "hosts",
     "realsys.worker.main": "workers",
     "parallel_ranks": "workers",

@@ -224,7 +224,7 @@ class EpisodeSession:
         return max((now_s - began_s for began_s in self._asked), default=0.0)
 
     @contextmanager
-    def _asking(self) -> Iterator[None]:
+    def _noted_request(self) -> Iterator[None]:
         began_s = asyncio.get_running_loop().time()
         self._asked.append(began_s)
         try:
@@ -422,7 +422,7 @@ class EpisodeSession:
                 kept = before_stops(text, request.stop)
                 on_text(place[1], form.safe_prefix(kept, thinking=thinking, tools=has_tools))
 
-        with self._asking():
+        with self._noted_request():
             answer = await self.policy.sample(
                 context,
                 limit=request.max_tokens,

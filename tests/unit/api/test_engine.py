@@ -72,6 +72,7 @@ def gradients_of(engine, batch, mb_spec):
     return {name: m["exp_avg"] / 0.1 for name, m in engine.state_dict()["optimizer"].items()}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "mb_spec",
     [MicroBatchSpec(n_mbs=2), MicroBatchSpec(n_mbs=4), MicroBatchSpec(max_tokens_per_mb=25)],
@@ -162,6 +163,7 @@ def same_state(one, other):
     return True
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("adapters", [None, LoRAOptions(rank=2)], ids=["whole", "adapters"])
 @pytest.mark.parametrize("factor", [NAN, INFINITE])
 def test_a_step_without_a_finite_gradient_is_left_out(factor, adapters):

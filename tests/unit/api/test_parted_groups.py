@@ -145,6 +145,7 @@ def trained(
     return stats, model.module.state_dict()["weights"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("which", "changes"),
     [

@@ -43,6 +43,7 @@ BUILTINS = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("kind", "name", "target"), BUILTINS)
 def test_everything_built_in_is_in_the_module_that_its_text_names(kind, name, target):
     """Read, not imported: a login node has no torch."""

@@ -76,6 +76,7 @@ def gradients(module: Any, outputs: torch.Tensor) -> list[torch.Tensor]:
     return list(torch.autograd.grad((outputs * weights).sum(), list(module.parameters())))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", GROUPS.values(), ids=GROUPS)
 @pytest.mark.parametrize("auto", [AutoModelForCausalLM, AutoModelForTokenClassification])
 @pytest.mark.parametrize("family", CONFIGS)

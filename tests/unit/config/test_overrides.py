@@ -356,6 +356,7 @@ def test_nor_is_such_a_word(word: str) -> None:
     golden.check(problem)
 
 
+@pytest.mark.thorough
 def test_values_within_values_without_end_are_refused(tmp_path: Path) -> None:
     config, deep = tmp_path / "c.yaml", "[" * 5000 + "]" * 5000
     config.write_text(f"anything: {deep}\n")

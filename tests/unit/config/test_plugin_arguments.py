@@ -114,6 +114,7 @@ def test_clip_ranges_of_plans_of_before_are_those_of_ppo() -> None:
     assert wrong.what == "loss.eps_clip is 2.0"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kind", "args", "what", "fix"),
     [
@@ -318,6 +319,7 @@ def test_checking_loads_no_torch() -> None:
 TAKES_NONE = "reward 'math_verify' takes no 'strict'"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("experiment", ["grpo-math", "grpo-math-async"])
 @pytest.mark.parametrize(
     ("words", "what"),

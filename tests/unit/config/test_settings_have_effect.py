@@ -100,6 +100,7 @@ def has_effect(options: Any, base: tuple[Any, list[str]], row: OptionRow) -> boo
     return False
 
 
+@pytest.mark.thorough
 def test_every_setting_means_something_somewhere() -> None:
     known: dict[str, bool] = {}
     for name, contexts in CONTEXTS.items():
@@ -124,6 +125,7 @@ def table_in(schema: Any, at: Any, group: Any) -> Any:
     return next((t for t in kinds if t["properties"]["kind"]["const"] == group.kind), tables[0])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", registry.names("experiment"))
 def test_every_setting_has_a_meaning_and_stands_in_the_schema(name: str) -> None:
     options = default_experiment(name)

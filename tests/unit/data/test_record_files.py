@@ -70,6 +70,7 @@ def write_arrow(path: Path, rows: list[dict], *, stream: bool) -> None:
 KINDS = "jsonl weird jsonl.gz csv tsv csv.gz parquet stream.arrow file.arrow".split()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("block", [64, 7, 1])
 def test_every_kind_of_file_gives_the_same_records_in_any_order(
@@ -237,6 +238,7 @@ def bomb(folder: Path, kind: str) -> Path:
     return path
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["dictionary", "nested", "prefixes", "nulls", "named again"])
 def test_few_bytes_that_stand_for_many_are_refused_before_they_fill_the_memory(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -395,6 +397,7 @@ print(json.dumps([n, total, spread, (after - before) * 1024]))
 """
 
 
+@pytest.mark.thorough
 def test_many_lines_take_a_few_megabytes(tmp_path: Path) -> None:
     """In a process of its own, whose peak is measured; the file has 18 MB."""
     path, count = tmp_path / "stream.jsonl", 300_000

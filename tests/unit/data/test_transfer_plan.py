@@ -155,6 +155,7 @@ def produced_by(topo):
     return stores
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("producer", LAYOUTS, ids=str)
 def test_every_consumer_of_any_layout_ends_with_its_rows_and_nothing_else_is_moved(producer):
     orders = (NAMES, NAMES[::-1], NAMES[3:8])

@@ -205,6 +205,7 @@ def test_fine_tuning_on_records_without_answers_is_told(tmp_path: Path) -> None:
     golden.check(told)
 
 
+@pytest.mark.thorough
 def test_settings_of_a_template_are_checked_with_the_model(file: str, tmp_path: Path) -> None:
     model = tmp_path / "m"
     build_tiny_llama(

@@ -119,6 +119,7 @@ RECIPES = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", RECIPES)
 def test_no_recipe_trains_on_what_it_holds_out(name: str, here: Path) -> None:
     made, _ = chosen_experiment(name, ["task.train_size=800"])
@@ -172,6 +173,7 @@ def register(page: DocPage, folder: Path) -> None:
             del sys.modules[file.stem]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "words"), [pytest.param(p, w, id=f"{p}-{n}") for p, n, w in SHOWN]
 )

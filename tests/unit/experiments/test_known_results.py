@@ -58,6 +58,7 @@ def site(tmp_path: Path, archetype: str, monkeypatch: pytest.MonkeyPatch) -> str
     return str(file)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("archetype", ["example_pyxis", "example_apptainer", "example_etcd"])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_it_plans_on_each_archetype(recipe, archetype, given, monkeypatch):

@@ -94,6 +94,7 @@ def most_cells(monkeypatch):
     return found
 
 
+@pytest.mark.thorough
 def test_short_rows_and_then_long_ones(module, most_cells):
     """64 rows of 64 tokens made 64 rows of the three long ones' width: 10 times the bound."""
     engine = ContinuousEngine(module, max_tokens=2048)
@@ -116,6 +117,7 @@ def test_short_rows_and_then_long_ones(module, most_cells):
     assert {len(tokens) for tokens, _ in first.values()} == {61}
 
 
+@pytest.mark.thorough
 def test_one_call_of_long_rows(module, most_cells):
     """16 rows made twice the cells that they needed, and nearly three times as many while it grew."""
     prompts = [torch.tensor([5, 6, 7 + i % 9]) for i in range(16)]
@@ -130,6 +132,7 @@ def test_one_call_of_long_rows(module, most_cells):
     assert all(map(torch.equal, bounded.logprobs, free.logprobs))
 
 
+@pytest.mark.thorough
 def test_rows_are_admitted_by_what_they_hold_and_the_newest_make_room(module):
     """By the longest that each could get, 2000 tokens had room for one row at a time."""
     engine = ContinuousEngine(module, max_tokens=2000)

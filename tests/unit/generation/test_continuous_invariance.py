@@ -96,6 +96,7 @@ def expected(module):
     return alone(module, some_requests())
 
 
+@pytest.mark.thorough
 @settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     arrivals=st.lists(st.integers(0, 30), min_size=9, max_size=9),
@@ -137,6 +138,7 @@ def test_in_one_request_or_in_several(module, cuts, prefix_bytes):
     assert (tokens, logprobs) == whole
 
 
+@pytest.mark.thorough
 @settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     retract_before=st.sets(st.integers(1, 39), max_size=4),
@@ -236,6 +238,7 @@ def test_at_most_fifteen_positions_are_looked_at_for_nothing():
     assert [seen_width(num) for num in (1, 16, 17, 128, 129, 145)] == [16, 16, 24, 128, 144, 152]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("threads", "bounds"), [(2, (250, 700)), (8, (250,))])
 def test_in_a_tight_cache_of_fewer_rows_than_the_matrices_have(module, expected, threads, bounds):
     """A cache within its bound has no rows for padding, but one matrix for each thread."""

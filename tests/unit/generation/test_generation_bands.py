@@ -1,5 +1,6 @@
 """Cutting a batch into bands of like length, and when to put its rows in order."""
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -49,6 +50,7 @@ def test_order_is_made_when_as_much_was_wasted_as_it_costs():
     assert not disorder.due(mixed)
 
 
+@pytest.mark.thorough
 @given(widths_of_rows)
 def test_rows_in_order_waste_nothing(widths):
     ordered = sorted(widths, reverse=True)

@@ -145,6 +145,7 @@ def test_wrapped_layers_and_growing_ropes_do_not(llama):
     assert "dynamic" in fast_path_obstacle(changed)
 
 
+@pytest.mark.thorough
 def test_greedy_tokens_are_those_of_transformers(module):
     prompts = ragged_prompts()
     result = answer(module, prompts, greedy=True)
@@ -169,6 +170,7 @@ def test_logprobs_are_those_of_a_full_forward(module):
         assert_near(logprobs, expected)
 
 
+@pytest.mark.thorough
 def test_a_row_does_not_depend_on_its_neighbours(module):
     prompts, seeds = ragged_prompts(), torch.arange(7) * 1000
     stops = {"stop_token_ids": (3, 4, 5, 6)}  # rows end early, so that the batch is compacted

@@ -764,6 +764,7 @@ class Storm:
                 assert version >= self.version or server in reply.sick
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(NUM_STORMS))
 def test_in_any_order_no_request_is_misled_or_left_and_counters_return_to_zero(run, seed):
     policy = ("round_robin", "least_requests", "least_tokens", "sticky")[seed % 4]

@@ -71,6 +71,7 @@ def by_engine(module, texts, *, first, as_on_gpu):
     return torch.cat(found)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("as_on_gpu", [False, True])
 def test_the_engine_is_no_further_off_than_the_trainer(module, texts, as_on_gpu):
     """Scores were rounded to bfloat16: one of 350 to a multiple of two, before the softmax."""

@@ -90,6 +90,7 @@ def test_strangers_stay_out_and_nobody_changes_what_an_engine_reads() -> None:
         folder.close()
 
 
+@pytest.mark.thorough
 def test_memory_goes_with_the_process_that_made_it(tmp_path: Path) -> None:
     """Also when it is killed: what is left is a folder with a link to nothing."""
     code = (

@@ -111,6 +111,7 @@ def test_every_answer_is_of_its_grammar(module: Any, tokenizer: Any) -> None:
         assert value["unit"] in ("apples", "pears")
 
 
+@pytest.mark.thorough
 def test_bits_do_not_depend_on_neighbours_nor_on_being_read_anew(
     module: Any, tokenizer: Any
 ) -> None:
@@ -128,6 +129,7 @@ def test_bits_do_not_depend_on_neighbours_nor_on_being_read_anew(
             )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("count", [1, 7])
 def test_an_answer_in_pieces_is_the_whole_one(module: Any, tokenizer: Any, count: int) -> None:
     whole_request = request_of(4, JSON)
@@ -195,6 +197,7 @@ def test_what_cannot_be_used_is_refused_and_leaves_nothing_behind(
     assert (engine.num_waiting, engine.num_running) == (0, 0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "schema",
     [

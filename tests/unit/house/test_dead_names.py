@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 PARTS = ("realsys", "launcher", "experiments")
 
@@ -30,6 +32,7 @@ KEPT = {
 }
 
 
+@pytest.mark.thorough
 def test_every_name_is_used() -> None:
     defined, used = set[str](), set[str]()
     for path in (path for part in PARTS for path in (ROOT / part).rglob("*.py")):

@@ -58,6 +58,7 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("group", GROUPS)
 def test_loads_without_torch_and_other_heavy_libraries(group):
     probe = run(PROBE.format(heavy=HEAVY, modules=GROUPS[group]))

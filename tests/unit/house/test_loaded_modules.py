@@ -64,6 +64,7 @@ def test_looking_at_trials_loads_no_planner_and_nothing_that_acts(verb: str, tri
     assert not {"realsys.api.plan", "realsys.api.cluster", "launcher.sites.clusters"} & loaded
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("file_root")
 def test_planning_loads_nothing_that_reads_the_state_of_trials() -> None:
     modules_after("plan", "ppo-math")  # writes the table for Tab

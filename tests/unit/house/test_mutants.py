@@ -89,6 +89,7 @@ def test_what_runs_at_import_is_told_from_what_a_function_runs() -> None:
     }
 
 
+@pytest.mark.thorough
 def test_a_fault_is_planted_in_functions_that_others_hold_already(tmp_path: Path) -> None:
     path = tmp_path / "planted_here.py"
     path.write_text(
@@ -161,6 +162,7 @@ def test_a_share_counts_what_can_be_found() -> None:
     }
 
 
+@pytest.mark.thorough
 def test_judged_ones_are_faults_that_are_still_planted() -> None:
     for file, text, change in read_judged(JUDGED.read_text()):
         found = {(m.text, m.change) for m in mutants_of((ROOT / file).read_text())}

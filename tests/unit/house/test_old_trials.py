@@ -45,6 +45,7 @@ def test_there_is_one_of_each_kind() -> None:
     assert sum(f.stat().st_size for f in HERE.glob("*.tar.xz")) < 600_000
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("kind", "trial"), TRIALS)
 def test_it_is_shown_as_when_it_was_made(kind: str, trial: str, file_root: Path, said: Any) -> None:
     then = KINDS[kind]["trials"][trial]
@@ -72,6 +73,7 @@ def test_it_is_shown_as_when_it_was_made(kind: str, trial: str, file_root: Path,
     assert (then["why"] or "") in explained
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("kind", "trial"), TRIALS)
 def test_its_report_can_be_made_again(kind: str, trial: str, file_root: Path, said: Any) -> None:
     unpack(kind, file_root)
@@ -84,6 +86,7 @@ def test_its_report_can_be_made_again(kind: str, trial: str, file_root: Path, sa
         assert "actor_train/reward" not in text
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_in_the_list(kind: str, file_root: Path, said: Any) -> None:
     unpack(kind, file_root)
@@ -178,6 +181,7 @@ def test_settings_of_another_revision_are_refused_with_that_revision(
     assert {p for p in set(trial.rglob("*")) - set(before) if p.name != "lock"} == set()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("change", [rename_option, add_field])
 def test_it_is_shown_though_its_settings_cant_be_read(
     change: Callable[[dict[str, Any]], object], file_root: Path, said: Any

@@ -84,6 +84,7 @@ def others() -> set[str]:
     return names - {*OURS, "cluster_specs"} - sys.stdlib_module_names
 
 
+@pytest.mark.thorough
 def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None:
     parts = declared()
     runtime = set().union(*(names for part, names in parts.items() if part not in DEVELOPMENT))
@@ -301,7 +302,7 @@ def test_workflows_try_every_python_that_is_declared(name: str, job: str) -> Non
 
 def test_workflows_run_what_the_makefile_has() -> None:
     assert steps_of("tests", "check") == ["make check EXTRAS=check"]
-    assert steps_of("tests", "unit") == ["make test-fast EXTRAS=unit"]
+    assert steps_of("tests", "unit") == ["make test-unit EXTRAS=unit"]
     assert "release/lock --sbom dist/realsys-sbom.cdx.json" in steps_of("release", "build")[-1]
     assert (
         "realsys-sbom.cdx.json" in steps_of("release", "publish")[0]

@@ -294,12 +294,14 @@ def is_linear(read: Callable[[str], Any], hostile: Hostile) -> bool:
     return False
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", READERS)
 def test_a_large_text_takes_eight_times_as_long_as_an_eighth(name: str) -> None:
     read, pieces = READERS[name]
     assert [p for p in (*BLANK, *pieces) if not is_linear(quietly(read), p)] == []
 
 
+@pytest.mark.thorough
 def test_what_is_quadratic_is_found() -> None:
     def pairs(text: str) -> int:
         some = range(len(text) // 16)
@@ -447,6 +449,7 @@ def _parses(function: ast.expr) -> bool:
     return function.attr in _PARSERS.get(of, ())
 
 
+@pytest.mark.thorough
 def test_each_pattern_and_parser_is_tried_or_reviewed() -> None:
     found = {s for room in ROOMS for path in (ROOT / room).rglob("*.py") for s in sites(path)}
     listed = {*TRIED, *REVIEWED}

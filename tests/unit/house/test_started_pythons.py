@@ -64,6 +64,7 @@ def test_a_start_with_the_working_folder_on_the_path_is_found(source: str, count
     assert len(list(unsafe_starts(source))) == count
 
 
+@pytest.mark.thorough
 def test_no_python_is_started_with_the_working_folder_on_its_path() -> None:
     files = [
         path

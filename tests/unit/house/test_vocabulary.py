@@ -72,6 +72,7 @@ def circles(tree: list[house.Module]) -> dict[str, list[list[str]]]:
     return house.all_circles(tree)
 
 
+@pytest.mark.thorough
 def test_no_class_has_anothers_name(tree: list[house.Module]) -> None:
     assert house.classes_twice(tree) == {}
 
@@ -80,6 +81,7 @@ def test_no_file_has_anothers_name(tree: list[house.Module]) -> None:
     assert house.files_twice(tree) == {}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("graph", ["load time", "and inside functions"])
 @pytest.mark.parametrize("nodes", ["modules", "rooms"])
 def test_imports_form_no_circle(
@@ -88,6 +90,7 @@ def test_imports_form_no_circle(
     assert circles[f"{nodes}, {graph}"] == []
 
 
+@pytest.mark.thorough
 def test_everyday_words_in_names_become_fewer(tree: list[house.Module]) -> None:
     """A new one: house.BANNED has the word of the field. One less: lower the number here."""
     found = house.banned_names(tree)
@@ -140,6 +143,7 @@ def test_everyday_words_are_found_as_whole_words_of_a_name(name: str, entry: str
     assert house.banned_in_name(name) == entry
 
 
+@pytest.mark.thorough
 def test_everyday_words_are_found_in_what_a_module_binds() -> None:
     assert house.banned_names(FALLEN) == [
         ("desk", "rollout_desk", "realsys/master/loop.py"),

@@ -205,6 +205,7 @@ def plain_groups(data):
     return [rows[i : i + 3] for i in range(0, len(rows), 3)]
 
 
+@pytest.mark.thorough
 def test_three_ppo_steps_equal_a_plain_loop(path):
     roles = Roles(path, settings())
     policy, ref = (hf_causal_lm(path=path, **COMPANY).module.load() for _ in range(2))

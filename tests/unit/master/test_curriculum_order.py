@@ -204,6 +204,7 @@ def test_one_source_is_no_choice():
 # ---- whatever is right, and when -----------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_shares_are_kept_to_the_record_nothing_starves_and_records_come_once(data):

@@ -225,6 +225,7 @@ def test_sizes_of_rounds(kept: int, asked: int, unit: int, size: int) -> None:
     assert round_size(batch_size=64, kept=kept, asked=asked, unit=unit) == size
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("share", "most_batches", "most_rounds"),
     [(0.9, 1.2, 2.2), (0.7, 1.55, 2.5), (0.5, 2.15, 3.0), (0.3, 3.6, 4.5), (0.2, 5.3, 6.1)],

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -76,6 +77,7 @@ def run(num_workers, meshes, deliveries, **options):
     return cluster.done
 
 
+@pytest.mark.thorough
 def test_every_order_of_delivery_of_overlapping_calls_ends():
     meshes = [(0, 1), (1, 2), (0, 2), (0, 1, 2)]
     messages = numbered(3, meshes[:3])

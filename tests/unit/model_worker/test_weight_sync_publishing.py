@@ -88,6 +88,7 @@ class World:
         return {name: x.detach().clone() for name, x in module.named_parameters()}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("lora", [None, LORA], ids=["all", "adapters"])
 @pytest.mark.parametrize("delta", [False, True])
 def test_every_version_is_what_the_trainer_had_then(tiny_policy, lora, delta):

@@ -390,6 +390,7 @@ def test_wandb_with_its_package_is_planned(
 # ---- sizes that no model has ------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "size"),
     [

@@ -114,6 +114,7 @@ def settings(module):
     return {k: v for k, v in found.items() if "drop" not in k and k not in written}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", MADE)
 def test_what_is_loaded_is_what_from_pretrained_gives(folders, name, dtype):
@@ -357,6 +358,7 @@ def test_adapters_of_a_skeleton_are_those_of_a_loaded_model(folders, dtype):
     assert any(x.abs().sum() for n, x in ours.items() if "lora_A" in n)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", [FSDPBackend, InferenceBackend])
 @pytest.mark.parametrize("options", [{}, {"lora": LoRAOptions(rank=2)}], ids=["whole", "lora"])
 @pytest.mark.parametrize("critic", [False, True])

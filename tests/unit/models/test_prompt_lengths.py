@@ -73,6 +73,7 @@ def test_padding_kept_in_a_tokenizers_file_is_not_counted(model):
     assert prompt_lengths(model, QUESTIONS) == expected
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("template", "told"),
     [
@@ -100,6 +101,7 @@ ROLE = "{% for m in messages %}x{% if m['role'] == 'ROLE' %}THEN{% endif %}{% en
 NAMED = [{"name": "default", "template": CHAT}, {"name": "tool_use", "template": ENDLESS}]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("template", "told"),
     [

@@ -70,6 +70,7 @@ def test_readers_of_the_same_keys_share_one_label() -> None:
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_picture_shows_every_call(graph: object, tmp_path: Path) -> None:
     built = graph()  # type: ignore[operator]

@@ -119,6 +119,7 @@ def test_only_one_of_two_unused_halves_is_tried() -> None:
 # ---- against brute force ----------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(6))
 def test_two_workers_six_calls_the_optimum_is_found(seed: int) -> None:
     graph = six_calls()
@@ -128,6 +129,7 @@ def test_two_workers_six_calls_the_optimum_is_found(seed: int) -> None:
     assert found.step_s == pytest.approx(best_of_all(graph, costs, 2))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(6))
 def test_four_workers_three_calls_the_optimum_is_found(seed: int) -> None:
     graph = three_calls()

@@ -180,6 +180,7 @@ def busy_s(works: list[CallWork]) -> dict[int, float]:
     return busy
 
 
+@pytest.mark.thorough
 @settings(max_examples=200, deadline=None)
 @given(cases())
 def test_a_step_is_no_shorter_than_its_chain_and_busiest_worker_and_no_longer_than_all(
@@ -227,6 +228,7 @@ def test_no_worker_does_two_things_and_none_starts_before_its_inputs(
         assert all(ends[span.step, p] <= span.start for p in parents[span.name])
 
 
+@pytest.mark.thorough
 @settings(max_examples=200, deadline=None)
 @given(cases())
 def test_the_critical_path_fills_the_step_without_a_gap(case: Case) -> None:

@@ -118,6 +118,7 @@ def planned(length: int, dtype: torch.dtype, *, recompute: bool) -> tuple[dict[s
     return dict(terms), norm + head_states_bytes(model, tokens, tokens // 2) - states
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("length", [32, 96, 256])
 def test_a_step_keeps_what_the_planner_says(monkeypatch, length, dtype):
@@ -165,6 +166,7 @@ def test_the_largest_micro_batch_counts_shared_prompts_once(limit, prompt, answe
     assert activations(backend="megatron") == plain * each
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("length", [32, 96, 256])
 def test_a_step_that_recomputes_keeps_inputs_of_layers_and_has_one_layer(
@@ -203,6 +205,7 @@ class Live(TorchDispatchMode):
         self.now -= self._sizes.pop(storage)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("length", [64, 256, 1024])
 @pytest.mark.parametrize("train_entropy", [False, True])

@@ -63,6 +63,7 @@ def known_answers() -> list[str]:
 PAYLOAD = "__import__('os').system('touch {mark}')"
 
 
+@pytest.mark.thorough
 def test_code_in_an_answer_is_never_run_and_the_known_answer_scores_1(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     code = PAYLOAD.format(mark=mark)
@@ -92,6 +93,7 @@ register_reward("unscreened", unscreened, cpu_s=0.5)
 """
 
 
+@pytest.mark.thorough
 def test_the_guard_alone_keeps_code_from_files_and_ends_it(tmp_path: Path) -> None:
     """As if such an answer were not recognised: the scorers evaluate it, in the guard."""
     mark = tmp_path / "mark"

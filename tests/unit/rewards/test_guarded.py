@@ -83,6 +83,7 @@ def test_results_come_back(guarded: Guarded) -> None:
     assert first[0] != second[0], "which forks for each"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("what", "why"),
     [

@@ -283,6 +283,7 @@ def test_a_judge_that_is_away_is_waited_for_where_episodes_are_played_again(serv
     assert SetAsideRecords().scores(rule, [answered]) == [None]
 
 
+@pytest.mark.thorough
 def test_at_most_so_many_at_once_and_a_minute(server: Server) -> None:
     server.wait_s, server.gathers = 0.05, 3
     arguments = {"url": server.url, "model": "m", "at_once": 3}

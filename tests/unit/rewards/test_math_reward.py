@@ -12,6 +12,7 @@ from realsys.rewards.guard.guarded import Guarded
 from realsys.rewards.math_verify import final_value, math_verify_reward
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("response", "answer"),
     [
@@ -211,6 +212,7 @@ def is_one_of(known, readings):
 """
 
 
+@pytest.mark.thorough
 def test_text_on_which_the_library_never_ends_scores_nothing_and_the_next_one_is_read(
     tmp_path, monkeypatch, caplog
 ):
@@ -227,6 +229,7 @@ def test_text_on_which_the_library_never_ends_scores_nothing_and_the_next_one_is
         quick.close()
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "response",
@@ -250,6 +253,7 @@ def test_values_that_would_take_for_ever_score_nothing_at_once(response, answer)
     assert math_verify_reward(response=response, answer=answer) == 0.0
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "piece",

@@ -72,6 +72,7 @@ def test_nothing_of_an_answer_is_seen_by_the_next(poison: str) -> None:
     assert values("poisons", *texts) == [1.0, 5.0] * 4
 
 
+@pytest.mark.thorough
 def test_scores_come_in_order_and_are_the_same_wherever_they_are_made() -> None:
     texts = ["a" * (i % 17) for i in range(60)]
     assert values("length", *texts) == [float(len(text)) for text in texts]
@@ -158,6 +159,7 @@ def undeclared(name: str, text: str) -> list[str]:
     return [p.fix for p in problems_of_rule(name, {}, answer, where="x", may_raise=True)]
 
 
+@pytest.mark.thorough
 @needs_seccomp
 def test_network_is_for_those_that_declare_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -171,6 +173,7 @@ def test_network_is_for_those_that_declare_it() -> None:
     assert values("uses", "bare socket") == [1.0]
 
 
+@pytest.mark.thorough
 @needs_seccomp
 def test_programs_are_for_those_that_declare_them() -> None:
     assert values("runs", "run") == [1.0]
@@ -182,6 +185,7 @@ def test_programs_are_for_those_that_declare_them() -> None:
     assert "Operation not permitted" in failure("uses", f"kill {os.getppid()}")
 
 
+@pytest.mark.thorough
 @needs_landlock
 def test_files_are_read_if_declared_and_written_in_the_own_folder_only(tmp_path: Path) -> None:
     (tmp_path / "words").write_text("a")
@@ -204,6 +208,7 @@ def test_a_variable_is_given_if_declared() -> None:
     assert 'env=["TRIAL_KEY"]' in line
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "text", "told"),
     [
@@ -250,6 +255,7 @@ register_reward("worked", worked)
 """
 
 
+@pytest.mark.thorough
 def test_a_rule_that_calls_a_built_in_one_needs_no_guard_in_the_guard(tmp_path: Path) -> None:
     (tmp_path / "worked_rule.py").write_text(WORKED)
     registry.load_plugins([str(tmp_path / "worked_rule.py")])
@@ -259,6 +265,7 @@ def test_a_rule_that_calls_a_built_in_one_needs_no_guard_in_the_guard(tmp_path: 
     assert values("worked", texts[2], answer="1+x") == [1.5]
 
 
+@pytest.mark.thorough
 def test_a_batched_rule_has_one_fork_a_call() -> None:
     assert values("ranks", "c", "a", "b") == [2.0, 0.0, 1.0]
     assert values("ranks", "b", "a") == [1.0, 0.0], "nothing is left of the first call"

@@ -265,6 +265,7 @@ async def _play(faults: Faults, folder: Path, steps: int, at_once: int, **limits
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("waits_inside", "steps"), [(True, 10), (False, 2)], ids=["hanging", "refusing"]
 )

@@ -148,6 +148,7 @@ def by_rollouts(
     return asyncio.run(run())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("chunk", [None, 5])
 def test_both_paths_give_the_same_datapoints(
     model: Model, dataset: MathPrompts, chunk: int | None

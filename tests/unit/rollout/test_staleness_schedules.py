@@ -33,6 +33,7 @@ def test_short_runs(run: Run, seed: int, num_events: int) -> None:
     Schedule(run, seed).play(num_events)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("max_staleness", [0, 1, 3])
 def test_a_long_run(policy: str, max_staleness: int) -> None:
@@ -191,6 +192,7 @@ def mutated(old: str, new: str) -> ModuleType:
     return module
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rule", BROKEN)
 def test_a_broken_rule_is_noticed(rule: str) -> None:
     broken = mutated(*BROKEN[rule])

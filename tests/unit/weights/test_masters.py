@@ -84,6 +84,7 @@ def share_changed(before, after):
     return sum(int((x != after[name]).sum()) for name, x in before.items()) / numel
 
 
+@pytest.mark.thorough
 def test_as_many_weights_move_at_a_small_learning_rate_as_in_float32(tiny_policy):
     shares, losses = [], []
     for dtype in ("float32", "bfloat16"):
@@ -197,6 +198,7 @@ def gradients(engine, limit=None):
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("whole_bytes", [0, 1 << 30], ids=["in layers", "in one piece"])
 @pytest.mark.parametrize("lora", [LoRAOptions(), LoRAOptions(rank=2, target_modules=("q_proj",))])
@@ -268,6 +270,7 @@ def averaged(path, dtype):
     return InferenceBackend().initialize(model, SPEC).module
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_average_moves_by_steps_that_half_precision_can_t_hold(tiny_policy, dtype):
     """500 steps of 0.01 towards weights 2 % away go 1 − 0.99⁵⁰⁰ of the way."""

@@ -145,6 +145,7 @@ def check(shape, source, source_workers, target, target_workers, **options):
     return plan
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("source", TOPOLOGIES, ids=str)
 def test_pairs_of_layouts_up_to_eight_ranks(source):
     """A third of all pairs, in which each layout has a third of the others on either side."""
@@ -165,6 +166,7 @@ kinds = st.sampled_from(["megatron", "fsdp", "whole"])
 topologies = st.sampled_from(TOPOLOGIES)
 
 
+@pytest.mark.thorough
 @settings(max_examples=60, deadline=None)
 @given(kinds, topologies, kinds, topologies, st.data())
 def test_any_backends_on_any_workers(source_kind, source, target_kind, target, data):

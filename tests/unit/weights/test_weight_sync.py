@@ -46,6 +46,7 @@ LAYOUTS = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("kind", "topo", "shape"), LAYOUTS, ids=lambda x: str(x)[:12])
 @pytest.mark.parametrize("delta", [False, True])
 def test_any_layout_arrives_bit_for_bit_version_after_version(kind, topo, shape, delta):

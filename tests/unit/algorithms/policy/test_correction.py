@@ -109,6 +109,7 @@ def random_batch(seed):
 OPTIONS = {"low": 0.5, "high": 2.0}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", METHODS)
 @given(seed=st.integers(0, 10**6), level=st.sampled_from(["token", "sequence"]))
 def test_what_holds_of_all_weights(method, seed, level):

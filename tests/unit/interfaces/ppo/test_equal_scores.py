@@ -214,6 +214,7 @@ def test_nothing_to_learn_moves_no_bit_of_weights_and_moments() -> None:
     assert stats["empty_minibatches"] == 1, "the first minibatch holds groups a and b alone"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("scores", [[0.0] * 8, [0.3] * 4 + [1.0, 0.0, 0.0, 1.0]])
 def test_equal_scores_leave_the_penalty_and_no_bonus(scores: list[float]) -> None:
     """Against a plain loop: REINFORCE on score and KL penalty less their group's mean, and the entropy
@@ -238,6 +239,7 @@ AT_REST: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("score", "changes"),
     [*((0.1, kind) for kind in AT_REST), (0.0, "all of them")],  # four times 0.1 over 4 is not 0.1

@@ -100,6 +100,7 @@ def experience(does, model, path, mb=WHOLE):
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("gen", NARROW, ids=str)
 @pytest.mark.parametrize("cut", [False, True])
 def test_the_first_step_is_on_policy(path, gen, cut):

@@ -107,6 +107,7 @@ def named(settings: dict[str, object]) -> str:
     return ",".join(f"{k}={v}" for k, v in kinds.items())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("terms", TERMS, ids=named)
 def test_the_cut_into_microbatches_changes_nothing(terms: dict[str, object]) -> None:
     """Aggregated in the one way or the other by turns: neighbours in the table are alike."""

@@ -69,6 +69,7 @@ def same(one, other, **tolerance):
 # ---- the three cases of the update ----------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", ["recompute_logprob", "use_decoupled_loss"])
 @pytest.mark.parametrize("correction", ["none", "cap", "tis", "icepop", "sequence_mask"])
 def test_at_staleness_zero_every_case_is_the_plain_update(case, correction):
@@ -119,6 +120,7 @@ def plain_step(data, weight, *, temperature=0.8, clip=0.2):
     return loss.item(), module
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("settings", "bounded"),
     [

@@ -174,6 +174,7 @@ def test_only_tokens_that_predict_an_answers_count(loss: PairLoss) -> None:
     assert torch.equal(logits.grad.abs().sum(1) > 0, answer_mask(data).roll(-1))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("loss", LOSSES, ids=by_kind)
 def test_an_update_is_the_same_in_any_micro_batches(loss: PairLoss, path: Path) -> None:
     """Also where z₀ is not 0: the second step's is of a policy that has moved."""

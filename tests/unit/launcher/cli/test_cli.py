@@ -133,6 +133,7 @@ def test_the_front_imports_neither_typer_nor_our_packages(words: list[str]) -> N
     assert not loaded_by(code) & {"typer", "rich", "realsys", "yaml", "dataclasses", "json"}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "module",
     [f"launcher.cli.{p.stem}" for p in sorted(Path(entry.__file__).parent.glob("[a-z]*.py"))],
@@ -163,6 +164,7 @@ def test_a_closed_pipe_is_quiet() -> None:
 # ---- completion -----------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -226,6 +228,7 @@ def test_tab_in_a_real_bash(trial: TrialFiles, tmp_path: Path) -> None:
 # ---- errors ---------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [

@@ -89,6 +89,7 @@ def test_what_needs_interpretation_is_left_to_typer(line: str) -> None:
     assert quick_verb([*line.split(), ""]) is None
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("file_root")
 @pytest.mark.parametrize("words", [["ls", "--json"], ["experiments"]])
 def test_a_reader_that_leaves_is_no_bug(words: list[str]) -> None:

@@ -208,6 +208,7 @@ small_nodes = st.builds(
 )
 
 
+@pytest.mark.thorough
 @settings(max_examples=300, deadline=None)
 @given(small_groups, small_nodes, st.integers(0, 6))
 def test_it_fits_when_brute_force_fits_on_as_few_nodes(groups, node, max_nodes):

@@ -102,6 +102,7 @@ SERVED = (
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("recipe", "model", "gpu", "settings", "largest"),
     [
@@ -197,6 +198,7 @@ def test_fits_or_not_and_by_what(recipe, model, gpu, settings, largest, given):
     assert largest in told.split(": ", 1)[1].split("; ")[:2]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("gpu", ["h100", "h200"])
 @pytest.mark.parametrize(
     ("model", "recipe"), [("7b", "grpo-math"), ("7b", "ppo-math"), ("32b", "grpo-math")]
@@ -221,6 +223,7 @@ def test_what_a_refusal_says_leads_to_a_plan_that_fits(model, recipe, gpu, given
             assert excess_bytes(memory_of_plan(plan)) > 0, left_out
 
 
+@pytest.mark.thorough
 def test_where_nothing_helps_it_says_how_much_is_missing_and_who_could(given):
     more = ("placement.n_model_workers=16", "actor.backend=megatron", "actor.parallel=d2t8p1")
     words = words_of(given, "70b", *more)
@@ -496,6 +499,7 @@ def test_what_workers_compute_follows_from_their_gpus_in_every_phase(where):
     assert phases()[1].config != found[1].config
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("where", ["ref.parallel=d1t1p1", "ref.pool=one"])
 def test_a_reference_left_at_one_worker_is_cut_over_those_that_are_there(where, given):
     """70B of bfloat16 are 131 GiB, 17 on each of 8."""
@@ -524,6 +528,7 @@ def test_a_critic_left_at_one_worker_is_cut_over_those_that_are_there(given):
     assert "verified" in fix
 
 
+@pytest.mark.thorough
 def test_a_search_without_a_plan_that_fits_says_what_is_too_large_and_what_helps(given, capsys):
     words = words_of(given, "70b", "task.eval_size=0")
     site = ["--cluster", str(given / "h100.yaml")]

@@ -251,6 +251,7 @@ def test_srun_that_can_not_start_the_program(
     assert findings["Python there"].ok is False
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("says", "keeps", "sacct_error", "ok"),
     [
@@ -293,6 +294,7 @@ def test_a_site_file_that_promises_too_much(
     assert found(other)["partitions"].ok is False
 
 
+@pytest.mark.thorough
 def test_pyxis_that_srun_does_not_have(
     calls: Callable[[], list[str]], spec: ClusterSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -242,6 +242,7 @@ def own(found: dict[str, set[str]]) -> dict[str, set[str]]:
     return {name: sides for name, sides in found.items() if not name.startswith("sft.")}
 
 
+@pytest.mark.thorough
 def test_every_setting_is_decided(found: dict[str, set[str]]) -> None:
     decided = [*CAN, *CAN_WITH_A_CONSTANT_LEARNING_RATE, *CANNOT]
     assert sorted(decided) == sorted(own(found))

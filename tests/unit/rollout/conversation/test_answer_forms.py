@@ -438,6 +438,7 @@ PIECES = st.sampled_from(
 SALADS = st.lists(PIECES | st.text(max_size=3), max_size=14).map("".join)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", RENDERERS)
 @settings(max_examples=25)
 @given(calls=CALLS)
@@ -459,6 +460,7 @@ def test_calls_come_back_as_they_were_rendered(
     assert answer.content == ""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 @settings(max_examples=60)
 @given(text=SALADS, thinking=st.booleans(), tools=st.booleans())
@@ -489,6 +491,7 @@ STREAMED = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("behind", ["", " Done. ", "\n<tool_call>", "[TOOL_CALLS]"])
 @pytest.mark.parametrize(("name", "text", "thinking"), STREAMED)
 def test_no_cut_of_a_call_is_shown_as_content(

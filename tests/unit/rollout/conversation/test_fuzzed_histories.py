@@ -39,6 +39,7 @@ def played(family: ChatFamily, num: int) -> tuple[Counter[str], dict[int, list[s
     return counts, problems
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", ALL)
 def test_what_is_trained_on_is_what_was_sampled(family: ChatFamily) -> None:
     counts, problems = played(family, 50)
@@ -62,6 +63,7 @@ def _all_leaves(tree: AnswerTree) -> list[AnswerNode]:
     return [n for n in tree.nodes if not n.children]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("break_it", "words"),
     [

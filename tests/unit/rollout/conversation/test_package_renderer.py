@@ -100,6 +100,7 @@ def _from_first_turn(
     return rendered.tokens[len(made.tokenizer.encode(text[: text.index(mark)])) :]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", ["qwen3", "llama-3", "deepseek-r1"])
 def test_a_conversation_has_the_tokens_of_the_familys_template(family: str) -> None:
     of, mark = OF_TEMPLATES[family], FIRST_TURN[family]
@@ -226,6 +227,7 @@ def test_what_the_family_refuses_is_the_clients_mistake() -> None:
         renderer("qwen3").whole([user("\ud83d")], ())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", list(OF_PACKAGE))
 def test_what_is_trained_on_is_what_was_sampled(family: str) -> None:
     counts: Counter[str] = Counter()

@@ -140,6 +140,7 @@ def check_calls(parsed: ParsedAnswer, *names: str) -> None:
             assert len(arguments["what"]) <= 6
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("thinking", [False, True])
 @pytest.mark.parametrize("name", sorted(ANSWER_FORMS))
 def test_a_schema_is_held_behind_free_thoughts(tokenizer: Any, name: str, thinking: bool) -> None:
@@ -149,6 +150,7 @@ def test_a_schema_is_held_behind_free_thoughts(tokenizer: Any, name: str, thinki
         )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("thinking", [False, True])
 @pytest.mark.parametrize("name", CALLING)
 def test_calls_are_of_the_tools_that_must_be_called(
@@ -282,6 +284,7 @@ def test_a_tool_that_is_named_is_called_once(tokenizer: Any) -> None:
     assert num_calls(tokenizer, one) == {1}
 
 
+@pytest.mark.thorough
 def test_one_call_is_one_and_else_there_may_be_more(tokenizer: Any) -> None:
     several = request_of(tools=TOOLS, tool_choice=ToolChoice.REQUIRED)
     assert num_calls(tokenizer, several) > {1}

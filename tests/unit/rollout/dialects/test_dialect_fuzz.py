@@ -144,6 +144,7 @@ def read_or_refused(
         return error
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", DIALECTS)
 @settings(max_examples=30, deadline=None)
 @given(body=st.one_of(BODIES, VALUES))

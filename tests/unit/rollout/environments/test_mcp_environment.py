@@ -82,6 +82,7 @@ async def listening(make: Callable[..., Awaitable[MCPEnvironment]], **args: Any)
             await asyncio.sleep(0.1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("transport", ["stdio", "http"])
 def test_tools_are_listed_and_called_and_the_answer_is_scored(url, transport):
     async def body(make: Any) -> None:
@@ -109,6 +110,7 @@ def test_tools_are_listed_and_called_and_the_answer_is_scored(url, transport):
     play(body)
 
 
+@pytest.mark.thorough
 def test_episodes_share_a_server_unless_each_is_to_have_its_own():
     async def body(make: Any) -> None:
         args = {"servers": [STDIO], "allowed": ("process",), "env": {"MCP_TEST_VALUE": "v"}}
@@ -128,6 +130,7 @@ def test_episodes_share_a_server_unless_each_is_to_have_its_own():
     play(body)
 
 
+@pytest.mark.thorough
 def test_a_server_that_ends_fails_the_question_and_the_next_starts_another():
     async def body(make: Any) -> None:
         first = await make(servers=STDIO)
