@@ -16,12 +16,12 @@ SERVERS = {
     "realsys.rewards.guard.service_host": "hosts",
     "realsys.policy_server.serve_model": "workers",
     "realsys.supervisor.job_entry": "commands",
-    "submitit.local._local": "commands",
     "realsys.heartbeat.heartbeat_process": "hosts",
     "realsys.worker.main": "workers",
     "parallel_ranks": "workers",
     "test_weight_sync_processes": "workers",
 }
+# The controller of a local job is not among these: its process id is the job's.
 # Commands that load torch or transformers themselves.
 HEAVY_VERBS = ("chat", "data", "eval", "rescore", "serve")
 TIED = (
