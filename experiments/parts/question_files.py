@@ -213,7 +213,21 @@ class SampledQuestions:
         from realsys.data.sources.record_shape import prompt_texts
 
         everything = range(len(self.kept))
-        return [sum(map(len, prompt_texts(self.question(i).prompt))) for i in everything]
+        asked = [self.question(i) for i in everything]
+        return [sum(map(len, prompt_texts(q.prompt))) + len(repr(q.tools)) for q in asked]
+
+    def tokens(self, chosen: Sequence[int], tokenizer_dir: str | Path) -> list[int] | None:
+        """Counts the prompt tokens of the questions at ``chosen``, as ``prompt_lengths`` does."""
+        from realsys.models.prompt_lengths import prompt_lengths
+
+        asked = [self.question(i) for i in chosen]
+        return prompt_lengths(
+            Path(tokenizer_dir).expanduser(),
+            [question.prompt for question in asked],
+            system=self._data.system,
+            template_args=self._data.template_args,
+            tools=[question.tools for question in asked],
+        )
 
 
 def _file_problems(
@@ -248,22 +262,20 @@ def _length_problems(
     tokenizer_dir: str,
 ) -> Iterator[ConfigError]:
     """Yields the longest question over the limit, counted with the chat template."""
-    from realsys.models.prompt_lengths import chat_template, prompt_lengths
+    from realsys.models.prompt_lengths import chat_template
 
     chosen, limit = sample_of(lengths), data.max_prompt_len
     root = Path(tokenizer_dir).expanduser()
-    prompts = [found.question(i).prompt for i in chosen]
     try:
-        if chat_template(root) is None and not all(isinstance(p, str) for p in prompts):
+        texts = [isinstance(found.question(i).prompt, str) for i in chosen]
+        if chat_template(root) is None and not all(texts):
             yield ConfigError(
                 "the tokenizer has no chat template, and the questions are messages",
                 where=f"{path} and {tokenizer_dir}",
                 fix="use an instruction-tuned model, or give prompts as plain text",
             )
             return
-        counted = prompt_lengths(
-            root, prompts, system=data.system, template_args=data.template_args
-        )
+        counted = found.tokens(chosen, root)
     except CheckpointError as error:
         if data.system is not None or data.template_args or data.columns.messages:
             yield ConfigError(error.what, where=error.where, fix=error.fix)
@@ -297,8 +309,6 @@ def measured_questions(data: MathRecordsArguments, tokenizer_dir: str) -> Measur
     """Returns the numbers of questions and the length of the longest, of those that a plan reads; None if
     they can't be read or counted, which other checks report.
     """
-    from realsys.models.prompt_lengths import prompt_lengths
-
     try:
         files = [
             SampledQuestions(data, file) for file in (data.path, data.eval_path) if file is not None
@@ -307,12 +317,7 @@ def measured_questions(data: MathRecordsArguments, tokenizer_dir: str) -> Measur
         for found in files:
             chosen = sample_of(found.lengths())
             exact &= len(chosen) == found.total
-            prompts = [found.question(i).prompt for i in chosen]
-            root = Path(tokenizer_dir).expanduser()
-            counted += (
-                prompt_lengths(root, prompts, system=data.system, template_args=data.template_args)
-                or []
-            )
+            counted += found.tokens(chosen, tokenizer_dir) or []
     except (ConfigError, DataError, CheckpointError, ZeroDivisionError):
         return None
     if not files or not max(counted):
@@ -371,17 +376,12 @@ def _dropped(
     data: MathRecordsArguments, found: SampledQuestions, path: str, tokenizer_dir: str
 ) -> Iterator[str]:
     """Reports how many of the questions that were counted are too long."""
-    from realsys.models.prompt_lengths import prompt_lengths
-
-    prompts = [found.question(i).prompt for i in sample_of(found.lengths())]
-    root = Path(tokenizer_dir).expanduser()
+    chosen = sample_of(found.lengths())
     with suppress(CheckpointError):  # reported by the check of the directory
-        counted = prompt_lengths(
-            root, prompts, system=data.system, template_args=data.template_args
-        )
+        counted = found.tokens(chosen, tokenizer_dir)
         if long := sum(length > data.max_prompt_len for length in counted or ()):
             yield (
-                f"{long:,} of {len(prompts):,} questions of {path} are longer than "
+                f"{long:,} of {len(chosen):,} questions of {path} are longer than "
                 f"{data.max_prompt_len} tokens and are left out (task.long_prompts)"
             )
 

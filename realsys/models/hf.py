@@ -29,6 +29,7 @@ from transformers import (
 from transformers.utils import logging as hf_logging
 
 from realsys.api.errors import CheckpointError, RealsysError
+from realsys.data.sources.chat_tokens import PromptTokenizer
 from realsys.models.hf_directory import check_hf_directory, weight_shapes
 from realsys.models.load_errors import explain_load_error
 from realsys.models.skeleton import (
@@ -182,14 +183,17 @@ def _generation_config(path: str | Path) -> Any:
 
 
 def end_token_ids(tokenizer: Any, generation_config: Any) -> list[int]:
-    """Returns the tokenizer's end token and those of the generation config, ascending.
+    """Returns the tokenizer's end token, what ends a turn of its chat template, if that is one token, and
+    those of the generation config, ascending.
 
     Args:
         generation_config: a transformers ``GenerationConfig``, or None.
     """
     own = getattr(generation_config, "eos_token_id", None)
     several = own if isinstance(own, list | tuple) else [own]
-    return sorted({int(i) for i in (tokenizer.eos_token_id, *several) if i is not None})
+    of_turn = PromptTokenizer(tokenizer).end_ids()
+    ends = (tokenizer.eos_token_id, *several, *(of_turn if len(of_turn) == 1 else ()))
+    return sorted({int(i) for i in ends if i is not None})
 
 
 def load_generation_config(path: str | Path) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 
 from realsys.api.basics.bounded_files import read_bounded_text
 from realsys.api.errors import CheckpointError
-from realsys.data.sources.record_shape import Message, with_system
+from realsys.data.sources.record_shape import Message, Tool, with_system
 from realsys.models import render_template
 from realsys.models.hf_directory import read_json
 
@@ -95,6 +95,7 @@ def prompt_lengths(
     *,
     system: str | None = None,
     template_args: Mapping[str, Any] | None = None,
+    tools: Sequence[Sequence[Tool]] = (),
 ) -> list[int] | None:
     """Counts the prompt tokens of each question; None if only the worker can tokenize.
 
@@ -102,6 +103,7 @@ def prompt_lengths(
         prompts: texts, or messages for the chat template.
         system: system prompt for those that have none.
         template_args: keyword arguments of the template.
+        tools: of each question, for the template; empty: there are none.
     Raises:
         CheckpointError: the tokenizer or its chat template is faulty, messages have none, or a text has no
             tokens.
@@ -113,7 +115,7 @@ def prompt_lengths(
     if template is not None:
         asked = [_messages(prompt, system) for prompt in prompts]
         special = special_tokens(root)
-        texts = render(template, special, asked, where=str(root), args=template_args)
+        texts = render(template, special, asked, where=str(root), args=template_args, tools=tools)
         bos = None
     else:
         plain = [p for p in prompts if isinstance(p, str)]
@@ -225,11 +227,13 @@ def render(
     where: str,
     args: Mapping[str, Any] | None = None,
     trials: Sequence[Mapping[str, Any]] = (),
+    tools: Sequence[Sequence[Tool]] = (),
 ) -> list[str]:
     """Renders the template for each question, in a process with limits.
 
     Args:
         trials: variables of further renderings, which need only end.
+        tools: of each question; empty: there are none.
     Raises:
         CheckpointError: rendering failed or exceeded the limits.
     """
@@ -240,6 +244,7 @@ def render(
             "conversations": [list(messages) for messages in conversations],
             "args": dict(args or {}),
             "trials": [dict(given) for given in trials],
+            "tools": [list(offered) for offered in tools],
         }
     )
     try:

@@ -16,6 +16,7 @@ from typing import Any
 
 CPU_S, MEMORY_BYTES = 10, 1 << 30
 MAX_CHARS = 64 << 20  # limit over all texts
+_UNSET = {"documents": None}  # what transformers gives each template
 
 
 def environment() -> Any:
@@ -56,10 +57,12 @@ def render_all(
     conversations: list[list[dict[str, Any]]],
     args: dict[str, Any],
     trials: list[dict[str, Any]],
+    tools: list[list[dict[str, Any]]],
 ) -> dict[str, Any]:
     """Renders all conversations: ``{"texts": […]}``, or ``{"error": what}``.
 
     Args:
+        tools: of each conversation; none: of none.
         trials: variables of further renderings, which must end; whether the template takes them is its own
             matter, and so is what it makes of them.
     """
@@ -69,9 +72,9 @@ def render_all(
         return {"error": f"it does not compile: {_describe(error)}"}
     texts: list[str] = []
     chars = 0
-    for messages in conversations:
+    for messages, offered in zip(conversations, tools or [[]] * len(conversations), strict=True):
         try:
-            given = {**special, **args, "messages": messages}
+            given = {**_UNSET, **special, **args, "messages": messages, "tools": offered or None}
             text = compiled.render(**given, add_generation_prompt=True)
         except MemoryError:
             return {"error": f"it needs more than {MEMORY_BYTES >> 20} MiB for one question"}
@@ -83,7 +86,7 @@ def render_all(
         texts.append(text)
     for given in trials:
         try:
-            chars += len(compiled.render(**{**special, **args, **given}))
+            chars += len(compiled.render(**{**_UNSET, **special, **args, **given}))
         except MemoryError:
             return {"error": f"it needs more than {MEMORY_BYTES >> 20} MiB for one conversation"}
         except Exception:  # e.g. it takes no tools

@@ -10,10 +10,28 @@ A prompt's tokens are the same for sampling, for fine-tuning and for the plan (m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from realsys.api.errors import DataError
-from realsys.data.sources.record_shape import Message, with_system
+from realsys.data.sources.assistant_turns import TurnReader
+from realsys.data.sources.record_shape import Message, Tool, with_system
+
+PROBE = "1 + 1 = ?"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedSequence:
+    """Tokens, and for each whether it has no loss."""
+
+    tokens: list[int]
+    no_loss: list[bool]
+
+    def add(self, tokens: Sequence[int], *, no_loss: bool) -> None:
+        """Appends tokens."""
+        self.tokens.extend(tokens)
+        self.no_loss.extend([no_loss] * len(tokens))
 
 
 class PromptTokenizer:
@@ -44,21 +62,21 @@ class PromptTokenizer:
         given = ({"role": "user", "content": prompt},) if isinstance(prompt, str) else tuple(prompt)
         return with_system(given, self._system)
 
-    def text(self, prompt: str | Sequence[Message]) -> str:
+    def text(self, prompt: str | Sequence[Message], tools: Sequence[Tool] = ()) -> str:
         """Formats a prompt as the model's input text, without a BOS token that a template doesn't put.
 
         Raises:
             DataError: messages without a template, or a template that refuses them.
         """
         if self.has_template:
-            return self._rendered(self.messages(prompt), opens_answer=True)
+            return self._rendered(self.messages(prompt), tools, opens_answer=True)
         if not isinstance(prompt, str):
             raise no_template("a prompt of messages")
         return prompt if prompt[-1:].isspace() else prompt + "\n"
 
-    def tokens(self, prompt: str | Sequence[Message]) -> list[int]:
+    def tokens(self, prompt: str | Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         """Tokenizes a prompt, up to where the answer begins."""
-        tokens = self.ids(self.text(prompt))
+        tokens = self.ids(self.text(prompt, tools))
         return tokens if self.has_template else [*_bos(self.tokenizer), *tokens]
 
     def ids(self, text: str) -> list[int]:
@@ -66,49 +84,66 @@ class PromptTokenizer:
         ids: list[int] = self.tokenizer(text, add_special_tokens=False).input_ids
         return ids
 
-    def conversation(self, messages: Sequence[Message]) -> tuple[list[int], list[bool], int]:
-        """Tokenizes a conversation for fine-tuning on every assistant turn.
+    def conversation(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = ()
+    ) -> tuple[list[TrainedSequence], tuple[str, ...]]:
+        """Tokenizes a conversation for fine-tuning: every assistant turn once, behind what sampling sees.
 
-        A turn is what the template adds to its opening of the answer. Templates may write earlier turns
-        otherwise than the last one (without their thoughts, say): such a turn has another text than the
-        model would have written, and no loss.
+        A turn goes on the sequence of the turn before it where its context begins with that; where the
+        template writes earlier messages otherwise by then (without their thoughts, say), it begins a
+        sequence of its own.
 
         Returns:
-            tokens, for each whether it has no loss, and the number of assistant turns without any.
+            the sequences, and fields of turns that the template does not write, which are not trained.
         Raises:
-            DataError: no template, or no assistant turn that it keeps as it was written.
+            DataError: no template, no assistant turn, or a template that refuses the messages.
         """
         if not self.has_template:
             raise no_template("a conversation")
         turns = with_system(tuple(messages), self._system)
-        whole, end_id = self._rendered(turns), self.tokenizer.eos_token_id
-        tokens: list[int] = []
-        no_loss: list[bool] = []
-        at = num_rewritten = 0
-        for place, message in enumerate(turns):
-            if message["role"] != "assistant":
-                continue
-            opening = self._rendered(turns[:place], opens_answer=True)
-            turn = self._rendered(turns[: place + 1])
-            if not turn.startswith(opening) or not whole.startswith(turn) or len(opening) < at:
-                num_rewritten += 1
-                continue
-            before, answer = self.ids(whole[at : len(opening)]), self.ids(turn[len(opening) :])
-            if end_id not in answer and place + 1 == len(turns):
-                answer.append(end_id)
-            # White space behind the end token is the template's
-            trained = len(answer) - answer[::-1].index(end_id) if end_id in answer else len(answer)
-            tokens += before + answer
-            no_loss += [True] * len(before) + [i >= trained for i in range(len(answer))]
-            at = len(turn)
-        if all(no_loss):
-            raise _no_turn(num_rewritten)
-        return tokens, no_loss, num_rewritten
+        places = [i for i, message in enumerate(turns) if message["role"] == "assistant"]
+        if not places:
+            raise _no_turn()
+        reader = self._reader(tools)
+        sequences: list[TrainedSequence] = []
+        untold: dict[str, None] = {}
+        text = ""  # of the last sequence
+        for place in places:
+            turn = reader.read(turns, place)
+            untold |= dict.fromkeys(turn.untold)
+            if not sequences or not turn.context.startswith(text):
+                sequences.append(TrainedSequence([], []))
+                text = ""
+            sequences[-1].add(self.ids(turn.context[len(text) :]), no_loss=True)
+            sequences[-1].add(self.ids(turn.target), no_loss=False)
+            text = turn.context + turn.target
+        return sequences, tuple(untold)
 
-    def _rendered(self, messages: Sequence[Message], *, opens_answer: bool = False) -> str:
+    def end_ids(self) -> list[int]:
+        """Returns the tokens that end an answer: as the template ends a turn, else the end token."""
+        if self.has_template:
+            with suppress(DataError):  # one that writes questions alone
+                return self.ids(self._reader(()).end_mark(self.messages(PROBE)))
+        return [self.tokenizer.eos_token_id]
+
+    def _reader(self, tools: Sequence[Tool]) -> TurnReader:
+        return TurnReader(
+            lambda given, opens: self._rendered(given, tools, opens_answer=opens),
+            marks=self._marks(),
+            last_mark=self.tokenizer.eos_token or "",
+        )
+
+    def _marks(self) -> set[str]:
+        added: dict[str, int] = getattr(self.tokenizer, "get_added_vocab", dict)()
+        return {*added, *map(str, self.tokenizer.all_special_tokens)}
+
+    def _rendered(
+        self, messages: Sequence[Message], tools: Sequence[Tool], *, opens_answer: bool
+    ) -> str:
         try:
             text: str = self.tokenizer.apply_chat_template(
                 [dict(m) for m in messages],
+                tools=[dict(t) for t in tools] or None,
                 add_generation_prompt=opens_answer,
                 tokenize=False,
                 **self._args,
@@ -132,14 +167,8 @@ def no_template(what: str) -> DataError:
     )
 
 
-def _no_turn(num_rewritten: int) -> DataError:
+def _no_turn() -> DataError:
     """Makes the error for a conversation without anything to train on."""
-    if num_rewritten:
-        return DataError(
-            "the chat template writes every assistant turn otherwise than it opens an answer",
-            where="chat template",
-            fix="give prompt and answer instead, or try other task.template_args",
-        )
     return DataError(
         "the conversation has no assistant turn",
         where="messages",

@@ -23,6 +23,9 @@ class Columns:
     messages: str | None = option(
         None, "conversations in place of prompt; none: messages, where there is no prompt"
     )
+    tools: str | None = option(
+        None, "tools that the chat template is given; none: tools, where they are such"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

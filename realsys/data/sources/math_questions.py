@@ -9,6 +9,7 @@ taught (chat_tokens.py).
 
 from __future__ import annotations
 
+import functools
 import logging
 from array import array
 from collections.abc import Iterator, Sequence
@@ -25,7 +26,7 @@ from realsys.api.plain import from_plain
 from realsys.data.record_bytes import RECORD, record_key
 from realsys.data.sequence_sample import SequenceSample
 from realsys.data.sources.arithmetic_problems import arithmetic_word_problems
-from realsys.data.sources.chat_tokens import PromptTokenizer
+from realsys.data.sources.chat_tokens import PROBE, PromptTokenizer, TrainedSequence
 from realsys.data.sources.chosen_records import chosen_records
 from realsys.data.sources.dataset_arguments import DROP, MathRecordsArguments, MathSFTArguments
 from realsys.data.sources.record_files import open_records
@@ -33,6 +34,7 @@ from realsys.data.sources.record_parts import ListedRecords, PartOfRecords, Reco
 from realsys.data.sources.record_shape import (
     Message,
     Question,
+    Tool,
     asked_text,
     final_answer,
     plain_record,
@@ -47,7 +49,6 @@ SETTINGS = {
     "prompt": "task.max_prompt_len",
     "answer": "max_answer_len",
 }  # settings of the built-in experiments
-_PROBE = "1 + 1 = ?"
 # Bytes by which a chat template's text around one question may exceed that around another.
 _MARGIN = 64
 _TICK_EVERY = 1000
@@ -132,7 +133,7 @@ class _MathRecords(MathRecordsArguments):
         long = {
             index
             for index in self._may_be_long(everything)
-            if len(self._prompts.tokens(self.question(index).prompt)) > self.max_prompt_len
+            if len(self._tokens(self.question(index))) > self.max_prompt_len
         }
         if not long:
             return self.records
@@ -156,10 +157,14 @@ class _MathRecords(MathRecordsArguments):
 
     def _may_be_long(self, indices: Sequence[int]) -> Iterator[int]:
         """Yields records whose prompts have to be tokenized: a text has at least one byte per token."""
-        around = len(self._prompts.text(_PROBE).encode()) - len(_PROBE) + _MARGIN
+        around = len(self._prompts.text(PROBE).encode()) - len(PROBE) + _MARGIN
         for number, index in enumerate(indices):
-            texts = prompt_texts(self.question(index).prompt)
-            if sum(len(text.encode()) + around for text in texts) > self.max_prompt_len:
+            question = self.question(index)
+            texts = prompt_texts(question.prompt)
+            if (
+                question.tools
+                or sum(len(text.encode()) + around for text in texts) > self.max_prompt_len
+            ):
                 yield index
             if number % _TICK_EVERY == 0:
                 tick()
@@ -191,9 +196,12 @@ class _MathRecords(MathRecordsArguments):
         return self._prompt_tokens(index, self.question(index))
 
     def _prompt_tokens(self, index: int, question: Question) -> list[int]:
-        tokens = self._prompts.tokens(question.prompt)
+        tokens = self._tokens(question)
         self._check_length(index, "prompt", tokens, self.max_prompt_len)
         return tokens
+
+    def _tokens(self, question: Question) -> list[int]:
+        return self._prompts.tokens(question.prompt, question.tools)
 
     def record(self, index: int) -> dict[str, Any]:
         """Returns record ``index`` for environments and rules, with ``prompt`` and the known ``answer``."""
@@ -255,10 +263,15 @@ class MathPrompts(_MathRecords):
 class MathSFT(_MathRecords, MathSFTArguments):
     """Data set of ``packed_input_ids`` and ``prompt_mask``: prompt, answer and end token, or conversations.
 
-    In a conversation every assistant turn has a loss (``PromptTokenizer.conversation``).
+    In a conversation every assistant turn has a loss; it may take several sequences, all of one datapoint
+    (``PromptTokenizer.conversation``).
     """
 
-    _rewritten: list[int] = field(init=False, repr=False, default_factory=list)
+    _untold: set[str] = field(init=False, repr=False, default_factory=set)
+
+    @functools.cached_property
+    def _end_ids(self) -> list[int]:
+        return self._prompts.end_ids()
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -282,57 +295,60 @@ class MathSFT(_MathRecords, MathSFTArguments):
             )
         tokens = self._prompts.ids(question.answer)
         self._check_length(index, "answer", tokens, self.max_answer_len)
-        return [*tokens, self.tokenizer.eos_token_id]
+        return [*tokens, *self._end_ids]
 
-    def tokens_and_mask(self, index: int) -> tuple[list[int], list[bool]]:
-        """Tokenizes record ``index`` as it is trained on; the mask is True on tokens without loss.
+    def sequences(self, index: int) -> list[TrainedSequence]:
+        """Tokenizes record ``index`` as it is trained on.
 
         Raises:
             DataError: it has no answer, or is longer than the limits.
         """
         question = self.question(index)
         if question.messages is not None:
-            return self._conversation(index, question.messages)
-        prompt = self._prompt_tokens(index, question)
-        answer = self._answer_tokens(index, question)
-        return prompt + answer, [True] * len(prompt) + [False] * len(answer)
+            return self._conversation(index, question.messages, question.tools)
+        sequence = TrainedSequence([], [])
+        sequence.add(self._prompt_tokens(index, question), no_loss=True)
+        sequence.add(self._answer_tokens(index, question), no_loss=False)
+        return [sequence]
 
     def _conversation(
-        self, index: int, messages: Sequence[Message]
-    ) -> tuple[list[int], list[bool]]:
+        self, index: int, messages: Sequence[Message], tools: Sequence[Tool]
+    ) -> list[TrainedSequence]:
         try:
-            tokens, mask, num_rewritten = self._prompts.conversation(messages)
+            sequences, untold = self._prompts.conversation(messages, tools)
         except DataError as error:
             where = f"{self.records.where(index)}, {error.where}"
             raise DataError(error.what, where=where, fix=error.fix) from error
-        if num_rewritten and not self._rewritten:
-            self._rewritten.append(index)
+        for name in {*untold} - self._untold:
+            self._untold.add(name)
             logger.warning(
-                "the chat template rewrites earlier assistant turns, which get no loss record=%s turns=%d",
+                "the chat template leaves out an assistant's text, which is not trained record=%s field=%s",
                 self.records.where(index),
-                num_rewritten,
+                name,
             )
         limit = self.max_prompt_len + self.max_answer_len
-        if len(tokens) > limit:
+        longest = max(len(sequence.tokens) for sequence in sequences)
+        if longest > limit:
             raise DataError(
-                f"the conversation has {len(tokens)} tokens, the limit is {limit}: max_prompt_len + "
+                f"the conversation has {longest} tokens, the limit is {limit}: max_prompt_len + "
                 "max_answer_len",
                 where=self.records.where(index),
-                fix=f"raise max_answer_len to {len(tokens) - self.max_prompt_len}, or drop the record",
+                fix=f"raise max_answer_len to {longest - self.max_prompt_len}, or drop the record",
             )
-        return tokens, mask
+        return sequences
 
     def batch(self, indices: Sequence[int], ids: Sequence[str]) -> SequenceSample:
         """Returns the records at ``indices`` under the names ``ids``."""
-        rows = [self.tokens_and_mask(i) for i in indices]
-        lengths = [[len(tokens)] for tokens, _ in rows]
+        rows = [self.sequences(i) for i in indices]
+        lengths = [[len(sequence.tokens) for sequence in row] for row in rows]
+        every = [sequence for row in rows for sequence in row]
         return SequenceSample.from_tensors(
             ids,
             {"packed_input_ids": lengths, "prompt_mask": lengths},
             {
-                "packed_input_ids": _packed([tokens for tokens, _ in rows]),
+                "packed_input_ids": _packed([sequence.tokens for sequence in every]),
                 "prompt_mask": torch.tensor(
-                    [m for _, mask in rows for m in mask], dtype=torch.bool
+                    [m for sequence in every for m in sequence.no_loss], dtype=torch.bool
                 ),
             },
         )

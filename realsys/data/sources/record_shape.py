@@ -2,7 +2,7 @@
 
 A record is any JSON object. Which of its fields are asked and known is said by ``Columns``; without it a
 record has ``prompt`` or ``question``, a text or a list of chat messages, or ``messages``, a conversation
-that may end with the answer; and ``answer``. A field within a field is named with dots:
+that may end with the answer; ``answer``; and ``tools``. A field within a field is named with dots:
 ``reward_model.ground_truth``, ``turns.0.content``.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from realsys.data.sources.dataset_arguments import Columns
 FINAL = "####"
 MOST_ASKED = 20_000  # characters of a question's text: of its end, where the task stands
 Message = Mapping[str, Any]  # role, content, and what else the template reads
+Tool = Mapping[str, Any]  # as OpenAI's API has them, or the function alone
+THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # names for a message's thoughts
 _SYSTEM_ROLES = ("system", "developer")
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -34,12 +37,14 @@ class Question:
         answer: the known answer with its steps; None: there is none.
         messages: the whole conversation, if the record has one: ``prompt`` and what follows.
         record: all fields of the user's record.
+        tools: what the policy may call, for the chat template.
     """
 
     prompt: str | tuple[Message, ...]
     answer: str | None
     messages: tuple[Message, ...] | None
     record: Mapping[str, Any]
+    tools: tuple[Tool, ...] = ()
 
 
 def final_answer(answer: str) -> str:
@@ -55,6 +60,7 @@ def question_of(
     Raises:
         DataError: one that is needed is missing, empty, or no text.
     """
+    tools = _tools(record, columns, where)
     if columns.messages or (not columns.prompt and _has_messages_only(record)):
         name = columns.messages or "messages"
         messages = read_messages(_field(record, name, where), name, where)
@@ -67,7 +73,7 @@ def question_of(
             )
         reply = messages[end]["content"] if end < len(messages) else None
         answer = _answer(record, columns, where, needed=needs_answer and not reply) or reply or None
-        return Question(messages[:end], answer, messages, record)
+        return Question(messages[:end], answer, messages, record, tools)
     name, value = _prompt_field(record, columns, where)
     prompt: str | tuple[Message, ...]
     if isinstance(value, list):
@@ -81,7 +87,7 @@ def question_of(
     else:
         prompt = _text(record, name, value, where)
     answer = _answer(record, columns, where, needed=needs_answer)
-    return Question(prompt, answer, None, record)
+    return Question(prompt, answer, None, record, tools)
 
 
 def prompt_texts(prompt: str | tuple[Message, ...]) -> list[str]:
@@ -145,7 +151,61 @@ def _message(message: Any, name: str, where: str) -> Message:
             where=where,
             fix="give text; images and sounds are not trained on",
         )
-    return {**message, "content": content}
+    return _as_templates_read({**message, "content": content})
+
+
+def _as_templates_read(message: Mapping[str, Any]) -> Message:
+    """Returns a message of OpenAI's format with arguments as objects, which templates write by themselves,
+    with its thoughts under the names that templates read, and without what is null."""
+    made = {name: value for name, value in message.items() if value is not None}
+    calls = made.pop("tool_calls", None)
+    if isinstance(calls, list) and calls:
+        made["tool_calls"] = [_with_object(call) for call in calls]
+    thought = next((made[name] for name in THOUGHTS if isinstance(made.get(name), str)), None)
+    if thought is not None:
+        made |= dict.fromkeys(THOUGHTS[:2], thought)
+    return made
+
+
+def _with_object(call: Any) -> Any:
+    if not isinstance(call, Mapping):
+        return call
+    if isinstance(call.get("function"), Mapping):
+        return {**call, "function": _with_object(call["function"])}
+    given = call.get("arguments")
+    if not isinstance(given, str):
+        return call
+    try:
+        read = json.loads(given or "{}")
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "arguments": read} if isinstance(read, dict) else call
+
+
+def _tools(record: Mapping[str, Any], columns: Columns, where: str) -> tuple[Tool, ...]:
+    name = columns.tools or "tools"
+    value = _field(record, name, where) if columns.tools else record.get(name)
+    if isinstance(value, str):
+        try:
+            value = json.loads(value or "[]")
+        except (ValueError, RecursionError):
+            value = None if columns.tools is None else value
+    if value is None:
+        return ()
+    if isinstance(value, list) and all(isinstance(t, dict) and _is_tool(t) for t in value):
+        return tuple(value)
+    if columns.tools is None:  # a column of the same name that means something else
+        return ()
+    raise DataError(
+        f"{name!r} is {value!r:.80}, no list of tools",
+        where=where,
+        fix='write [{"type": "function", "function": {"name": …, "parameters": {…}}}, …], or that as text',
+    )
+
+
+def _is_tool(value: Mapping[str, Any]) -> bool:
+    function = value.get("function", value)
+    return isinstance(function, Mapping) and isinstance(function.get("name"), str)
 
 
 def _has_messages_only(record: Mapping[str, Any]) -> bool:

@@ -13,7 +13,7 @@ from realsys.api import registry
 from realsys.api.basics import plugin_table
 from realsys.api.errors import DataError
 from realsys.data.record_bytes import records_of
-from realsys.data.sources.chat_tokens import PromptTokenizer
+from realsys.data.sources.chat_tokens import PromptTokenizer, TrainedSequence
 from realsys.data.sources.dataset_arguments import Columns
 from realsys.data.sources.math_questions import MathPrompts, MathSFT
 from realsys.data.sources.record_shape import question_of
@@ -126,10 +126,10 @@ def test_messages_that_are_none_are_told(messages: list) -> None:
 # ---- tokens
 
 
-def rendered(tokenizer: Any, tokens: list[int], mask: list[bool]) -> str:
+def rendered(tokenizer: Any, sequence: TrainedSequence) -> str:
     """The text, with what has a loss in brackets."""
     out, inside = "", False
-    for token, masked in zip(tokens, mask, strict=True):
+    for token, masked in zip(sequence.tokens, sequence.no_loss, strict=True):
         if masked == inside:
             out += "]" if inside else "["
             inside = not inside
@@ -137,33 +137,104 @@ def rendered(tokenizer: Any, tokens: list[int], mask: list[bool]) -> str:
     return out + "]" * inside
 
 
+def trained(tokenizer: Any, chat: list, tools: list | None = None) -> list[str]:
+    sequences, untold = PromptTokenizer(tokenizer).conversation(chat, tools or [])
+    assert untold == ()
+    return [rendered(tokenizer, sequence) for sequence in sequences]
+
+
 def test_every_assistant_turn_has_a_loss_up_to_its_end_token(tokenizer: Any) -> None:
-    tokens, mask, rewritten = PromptTokenizer(tokenizer).conversation(CHAT)
-    assert rendered(tokenizer, tokens, mask) == (
-        "<|user|>one<eos>\n<|assistant|>[two<eos>]\n<|user|>three<eos>\n<|assistant|>[four<eos>]\n"
-    )
-    assert rewritten == 0
+    both = "<|user|>one<eos>\n<|assistant|>[two<eos>]\n<|user|>three<eos>\n<|assistant|>[four<eos>]"
+    assert trained(tokenizer, CHAT) == [both]
     # What follows the last answer is left out
-    tokens, mask, _ = PromptTokenizer(tokenizer).conversation(CHAT[:3])
-    assert rendered(tokenizer, tokens, mask) == "<|user|>one<eos>\n<|assistant|>[two<eos>]\n"
+    assert trained(tokenizer, CHAT[:3]) == ["<|user|>one<eos>\n<|assistant|>[two<eos>]"]
 
 
-def test_a_turn_that_the_template_rewrites_has_no_loss(tokenizer: Any) -> None:
+def test_a_turn_that_the_template_rewrites_later_is_a_sequence_of_its_own(tokenizer: Any) -> None:
     tokenizer.chat_template = FORGETS
     chat = [
         {**m, "content": f"<think>hm</think>{m['content']}"} if m["role"] == "assistant" else m
         for m in CHAT
     ]
-    tokens, mask, rewritten = PromptTokenizer(tokenizer).conversation(chat)
-    assert rewritten == 1
-    assert rendered(tokenizer, tokens, mask) == (
+    assert trained(tokenizer, chat) == [
+        "<|user|>one<eos>\n<|assistant|>[<think>hm</think>two<eos>]",
         "<|user|>one<eos>\n<|assistant|>two<eos>\n"
-        "<|user|>three<eos>\n<|assistant|>[<think>hm</think>four<eos>]\n"
-    )
-    with golden.raises(DataError):
-        PromptTokenizer(tokenizer).conversation(chat[:3])
+        "<|user|>three<eos>\n<|assistant|>[<think>hm</think>four<eos>]",
+    ]
+    assert len(trained(tokenizer, chat[:3])) == 1
     with golden.raises(DataError):
         PromptTokenizer(tokenizer).conversation(chat[:1])
+
+
+def test_tools_reach_the_template_and_arguments_are_objects(tokenizer: Any, tmp_path: Path) -> None:
+    tokenizer.chat_template = (
+        "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}{% for m in messages %}"
+        "<|{{ m.role }}|>{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}{{ c.function.arguments.b }}{% endfor %}<eos>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    tools = [{"type": "function", "function": {"name": "two"}}]
+    call = {"id": "c", "function": {"name": "two", "arguments": '{"b": "three"}'}}
+    chat = [CHAT[0], {"role": "assistant", "content": None, "tool_calls": [call]}]
+    for given in (tools, json.dumps(tools)):
+        path = written(tmp_path, {"messages": chat, "tools": given})
+        whole = {"tokenizer": tokenizer, "seed": 1, "split": "train", "path": path, "eval_size": 0}
+        data = MathSFT(**whole, needs_answer=False)
+        (sequence,) = data.sequences(0)
+        assert rendered(tokenizer, sequence) == "two <|user|>one<eos>\n<|assistant|>[three<eos>]"
+        prompt = MathPrompts(**whole, needs_answer=False).prompt_tokens(0)
+        assert tokenizer.decode(prompt) == "two <|user|>one<eos>\n<|assistant|>"
+
+
+@pytest.mark.parametrize("given", ["none", "[1]", [{"x": 1}], {"name": "f"}, 3])
+def test_a_column_of_tools_holds_tools_if_it_is_named(given: Any) -> None:
+    record = {"prompt": "a", "answer": "b", "tools": given}
+    assert shaped(record).tools == ()
+    with golden.raises(DataError):
+        shaped(record, tools="tools")
+
+
+@pytest.mark.parametrize("arguments", ['{"a": 1}', "", "{", "[1]", {"a": 1}])
+def test_messages_are_as_templates_read_them(arguments: Any) -> None:
+    read = (
+        {'{"a": 1}': {"a": 1}, "": {}}.get(arguments, arguments)
+        if arguments != {"a": 1}
+        else arguments
+    )
+    call = {"id": "c", "function": {"name": "f", "arguments": arguments}}
+    answer = {
+        "role": "assistant",
+        "content": "x",
+        "tool_calls": [call],
+        "reasoning": "why",
+        "name": None,
+    }
+    found = shaped({"messages": [CHAT[0], answer, CHAT[2], {**CHAT[1], "tool_calls": []}]}).messages
+    assert found is not None
+    assert found[1] == {
+        "role": "assistant",
+        "content": "x",
+        "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": read}}],
+        **dict.fromkeys(("reasoning", "reasoning_content", "thinking"), "why"),
+    }
+    assert found[3] == CHAT[1]
+
+
+def test_a_conversation_of_several_sequences_is_one_datapoint(
+    tokenizer: Any, tmp_path: Path
+) -> None:
+    tokenizer.chat_template = FORGETS
+    chat = [{**m, "content": f"<think>hm</think>{m['content']}"} for m in CHAT]
+    path = written(tmp_path, {"messages": chat}, {"messages": CHAT})
+    given = {"tokenizer": tokenizer, "seed": 1, "split": "train", "path": path, "eval_size": 0}
+    data = MathSFT(**given, needs_answer=False, max_prompt_len=500)
+    batch = data.batch([0, 1], ["x", "y"])
+    rows = [data.sequences(i) for i in (0, 1)]
+    assert [len(row) for row in rows] == [2, 1]
+    lengths = [[len(sequence.tokens) for sequence in row] for row in rows]
+    assert [list(row) for row in batch.meta.seqlens["packed_input_ids"]] == lengths
+    assert batch.data["packed_input_ids"].tolist() == [t for r in rows for s in r for t in s.tokens]
+    assert batch.data["prompt_mask"].tolist() == [m for r in rows for s in r for m in s.no_loss]
 
 
 def test_a_system_prompt_stands_before_messages_that_have_none(tokenizer: Any) -> None:
@@ -202,10 +273,10 @@ def test_prompts_of_a_conversation_end_where_the_fine_tuned_answer_begins(
     batch = data.batch([0], ["x"])
     assert batch.meta.metadata["answer"] == ("four",)
     assert data.record(0) == {"messages": CHAT, "id": 7, "prompt": CHAT[:-1], "answer": "four"}
-    tokens, mask = MathSFT(**given, needs_answer=False).tokens_and_mask(0)
+    (sequence,) = MathSFT(**given, needs_answer=False).sequences(0)
     prompt = data.prompt_tokens(0)
-    assert tokens[: len(prompt)] == prompt
-    assert mask[len(prompt) - 1 : len(prompt) + 1] == [True, False]
+    assert sequence.tokens[: len(prompt)] == prompt
+    assert sequence.no_loss[len(prompt) - 1 : len(prompt) + 1] == [True, False]
     short = MathSFT(**given, max_prompt_len=len(prompt), max_answer_len=1, needs_answer=False)
     with golden.raises(DataError):
         short.batch([0], ["x"])

@@ -59,7 +59,6 @@ def test_a_conversation_is_shown_in_parts_with_and_without_a_loss(words: list[st
         ("two<eos>", True),
         ("\n<|user|>three<eos>\n<|assistant|>", False),
         ("\x1b[31mfour<eos>", True),
-        ("\n", False),
     )
     assert first.num_loss_tokens < first.num_tokens
     assert shown("sft-math", words, split="test", num=9).size == 2

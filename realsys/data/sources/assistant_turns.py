@@ -1,0 +1,236 @@
+"""Finds the assistant's turns in a chat template's renderings: where each begins, and what ends it. Pure.
+
+Nothing is known of a template but what it renders. A turn's context is the rendering of the messages before
+it with the opening of an answer, as sampling sees them; its target is what the model then has to say, with
+the mark that ends the turn::
+
+    context                                   target                behind it, of nobody
+    <|im_start|>user\\nHi<|im_end|>\\n
+    <|im_start|>assistant\\n                   Hello.<|im_end|>      \\n<|im_start|>user\\n…
+
+Templates write a turn in several ways, and the target is looked for in this order:
+
+- the context and then the turn: the target is what is added;
+- otherwise than they open an answer (an opened thought, where the turn has none): the target is what the
+  template writes behind a thought of that turn, without the thought;
+- behind the same messages, with another opening: what both openings share is left out;
+- behind messages that are written otherwise as soon as they are answered: the turn begins where the text
+  before it is most like the context's end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from realsys.api.basics.thoughts import THINK
+from realsys.api.errors import DataError
+from realsys.data.sources.record_shape import THOUGHTS, Message
+
+Render = Callable[[Sequence[Message], bool], str]  # messages, whether an answer is opened → text
+_MARK = "realsys-answer-stands-here"
+_LOOK_BACK = 4096  # characters in which a turn's beginning is looked for
+_ASKED = {"role": "user", "content": "?"}
+
+
+@dataclass(frozen=True, slots=True)
+class AssistantTurn:
+    """One turn, as texts.
+
+    Attributes:
+        context: what sampling sees before it.
+        target: what is trained, up to the mark that ends it.
+        untold: fields of the message with a text that the template does not write.
+    """
+
+    context: str
+    target: str
+    untold: tuple[str, ...] = ()
+
+
+class TurnReader:
+    """Reads turns from the renderings of a template.
+
+    Args:
+        render: the template. Raises DataError where it refuses messages.
+        marks: texts that are single tokens of their own, among them those that end turns.
+        last_mark: ends a turn behind which the template writes no mark.
+    """
+
+    def __init__(self, render: Render, *, marks: Collection[str], last_mark: str) -> None:
+        self._render, self._last_mark = render, last_mark
+        longest_first = sorted(filter(None, marks), key=len, reverse=True)
+        self._marks = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+    def read(self, messages: Sequence[Message], place: int) -> AssistantTurn:
+        """Reads the turn that is message ``place``.
+
+        Raises:
+            DataError: the template refuses the messages up to there, or does not write the turn.
+        """
+        before, turn = [*messages[:place]], messages[place]
+        context = self._render(before, True)
+        target = self._target(before, turn, context)
+        texts = {"content": turn.get("content"), THOUGHTS[0]: _thought(turn)}
+        untold = tuple(
+            name
+            for name, text in texts.items()
+            if isinstance(text, str) and text.strip() and text.strip() not in target
+        )
+        return AssistantTurn(context, target, untold)
+
+    def end_mark(self, prompt: Sequence[Message]) -> str:
+        """Returns what ends a plain answer to ``prompt``."""
+        turn = self.read([*prompt, {"role": "assistant", "content": _MARK}], len(prompt))
+        return turn.target.rpartition(_MARK)[2]
+
+    # ---- where a turn begins ---------------------------------------------------------------------
+
+    def _target(self, before: list[Message], turn: Message, context: str) -> str:
+        whole = self._render([*before, turn], False)
+        marked = self._render([*before, {**_marked(turn), **_thoughts(turn)}], False)
+        if _MARK not in marked:
+            raise DataError(
+                "the chat template does not write what the assistant says",
+                where="chat template",
+                fix="give prompt and answer instead, or try other task.template_args",
+            )
+        text = self._text(before, turn, context, whole, marked)
+        return self._with_end(before, turn, text, whole, marked)
+
+    def _text(
+        self, before: list[Message], turn: Message, context: str, whole: str, marked: str
+    ) -> str:
+        opened = _opened_thought(context)
+        if whole.startswith(context):
+            return _with_thought(turn, whole[len(context) :]) if opened else whole[len(context) :]
+        if not _thought(turn):
+            thought = dict.fromkeys(THOUGHTS[:2], _MARK)
+            thinking = self._render([*before, {**turn, **thought}], False)
+            behind = thinking[len(context) :]
+            if thinking.startswith(context) and behind.lstrip().startswith(_MARK):
+                return behind.replace(_MARK, "", 1)
+        if context.startswith(whole.rstrip()):
+            return ""  # an empty turn, of which the template writes the opening alone
+        text = self._otherwise_opened(before, turn, context, whole, marked)
+        if not opened:
+            return text
+        if text.lstrip().startswith(THINK[0]):
+            return text.lstrip()[len(opened.strip()) :]
+        if text.lstrip().startswith(THINK[1]):
+            return _with_thought(turn, text)
+        return f"{_thought(turn)}\n{THINK[1]}\n\n{text}"
+
+    def _otherwise_opened(
+        self, before: list[Message], turn: Message, context: str, whole: str, marked: str
+    ) -> str:
+        """Returns a turn's text where the template does not write it behind its context."""
+        core = context[: len(context) - len(_opened_thought(context))]
+        written = self._render(before, False)
+        if not (context.startswith(written) and whole.startswith(written)):
+            return whole[_begins(core, whole, marked) :]
+        opening = core[len(written) :]
+        shared = self._shared(opening, whole[len(written) :])
+        if shared < len(opening) and _thought(turn):  # the opening has closed it, and it is empty
+            plain = {name: value for name, value in turn.items() if name not in THOUGHTS}
+            whole = self._render([*before, plain], False)
+            shared = self._shared(opening, whole[len(written) :])
+        return whole[len(written) + shared :]
+
+    def _shared(self, opening: str, text: str) -> int:
+        """Returns with how many characters both begin, without a part of a mark."""
+        count = len(_common_beginning(opening, text))
+        if count == len(opening):
+            return count
+        spans = (found.span() for found in self._marks.finditer(opening))
+        return next((start for start, end in spans if start < count < end), count)
+
+    # ---- what ends a turn ------------------------------------------------------------------------
+
+    def _with_end(
+        self, before: list[Message], turn: Message, text: str, whole: str, marked: str
+    ) -> str:
+        """Returns a turn's text up to the mark that ends it, which the template may write only with the
+        next message, or never."""
+        alone = marked.rpartition(_MARK)[2]
+        followed = self._followed([*before, _marked(turn), _ASKED]).rpartition(_MARK)[2]
+        shared = [*self._marks.finditer(_common_beginning(alone, followed))]
+        own = shared[-1][0] if shared else self._last(alone)
+        closing = alone[alone.rindex(own) + len(own) :] if own else alone
+        text = text.removesuffix(closing)
+        ended = text.rstrip()
+        last = self._last(ended)
+        if last and (last == own or (turn.get("tool_calls") and not last.startswith("</"))):
+            return ended
+        if own:
+            return text + own
+        if calls := turn.get("tool_calls"):
+            behind = whole.rstrip()
+            results = self._followed([*before, turn, *map(_result_of, calls)])
+            if results.startswith(behind) and (end := self._first(results[len(behind) :])):
+                return text.rstrip() + results[len(behind) :].partition(end)[0] + end
+        return text + (self._first(followed) or self._last_mark)
+
+    def _followed(self, messages: list[Message]) -> str:
+        try:
+            return self._render(messages, False)
+        except DataError:  # a template without results, say: there is nothing to be read from it
+            return ""
+
+    def _first(self, text: str) -> str:
+        found = self._marks.search(text)
+        return found[0] if found else ""
+
+    def _last(self, text: str) -> str:
+        """Returns the mark with which a text ends, but for white space."""
+        text = text.rstrip()
+        return next((m[0] for m in self._marks.finditer(text) if m.end() == len(text)), "")
+
+
+def _marked(turn: Message) -> dict[str, Any]:
+    return {"role": turn["role"], "content": _MARK}
+
+
+def _thoughts(turn: Message) -> dict[str, Any]:
+    return {name: turn[name] for name in THOUGHTS if name in turn}
+
+
+def _thought(turn: Message) -> str:
+    return next((turn[name] for name in THOUGHTS if turn.get(name)), "")
+
+
+def _with_thought(turn: Message, text: str) -> str:
+    """Returns text behind an opened thought with the turn's own, which the template leaves out."""
+    left_out = text.lstrip().startswith(THINK[1]) and _thought(turn) not in text
+    return _thought(turn) + text.lstrip() if left_out else text
+
+
+def _opened_thought(context: str) -> str:
+    """Returns the end of a context that opens a thought."""
+    text = context.rstrip()
+    return context[len(text) - len(THINK[0]) :] if text.endswith(THINK[0]) else ""
+
+
+def _common_beginning(one: str, other: str) -> str:
+    shorter = min(len(one), len(other))
+    count = next((i for i in range(shorter) if one[i] != other[i]), shorter)
+    return one[:count]
+
+
+def _begins(core: str, whole: str, marked: str) -> int:
+    """Returns where a turn begins in ``whole``: not behind the first letter in which it differs from one
+    with another text, and where most of what is before it ends the context, too."""
+    latest = len(_common_beginning(whole, marked))
+    best, place = 0, latest
+    for at in range(latest, max(0, latest - _LOOK_BACK), -1):
+        alike = _common_beginning(whole[max(0, at - _LOOK_BACK) : at][::-1], core[::-1])
+        if len(alike) > best:
+            best, place = len(alike), at
+    return place
+
+
+def _result_of(call: Mapping[str, Any]) -> dict[str, Any]:
+    name = call.get("function", call).get("name")
+    return {"role": "tool", "content": "?", "tool_call_id": call.get("id"), "name": name}
