@@ -43,11 +43,16 @@ class Result:
 
 def checks() -> list[str]:
     """Names of the checks in tests/by_hand: all of acceptance/, those of agents/, real servers, planted
-    faults, and the comparison with peers.
+    faults, the comparison with peers, and chat templates from elsewhere.
     """
     scripts = sorted(p.stem for p in (BY_HAND / "acceptance").glob("*.py"))
     of_agents = [f"agents/{name}" for name in AGENTS_CHECKS]
-    others = ("engines/real_engines", "mutants/mutants", "oracle/oracle")
+    others = (
+        "engines/real_engines",
+        "mutants/mutants",
+        "oracle/oracle",
+        "templates/outsider_turns",
+    )
     return [*(f"acceptance/{name}" for name in scripts), *of_agents, *others]
 
 

@@ -50,19 +50,23 @@ class AssistantTurn:
     untold: tuple[str, ...] = ()
 
 
+def any_of(marks: Collection[str]) -> re.Pattern[str]:
+    """Returns a pattern that finds these texts, the longest that fits."""
+    longest_first = sorted(filter(None, marks), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+
 class TurnReader:
     """Reads turns from the renderings of a template.
 
     Args:
         render: the template. Raises DataError where it refuses messages.
-        marks: texts that are single tokens of their own, among them those that end turns.
+        marks: finds texts that are single tokens of their own, those that end turns among them.
         last_mark: ends a turn behind which the template writes no mark.
     """
 
-    def __init__(self, render: Render, *, marks: Collection[str], last_mark: str) -> None:
-        self._render, self._last_mark = render, last_mark
-        longest_first = sorted(filter(None, marks), key=len, reverse=True)
-        self._marks = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+    def __init__(self, render: Render, *, marks: re.Pattern[str], last_mark: str) -> None:
+        self._render, self._marks, self._last_mark = render, marks, last_mark
 
     def read(self, messages: Sequence[Message], place: int) -> AssistantTurn:
         """Reads the turn that is message ``place``.

@@ -9,13 +9,15 @@ A prompt's tokens are the same for sampling, for fine-tuning and for the plan (m
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from realsys.api.errors import DataError
-from realsys.data.sources.assistant_turns import TurnReader
+from realsys.data.sources.assistant_turns import TurnReader, any_of
 from realsys.data.sources.record_shape import Message, Tool, with_system
 
 PROBE = "1 + 1 = ?"
@@ -129,13 +131,14 @@ class PromptTokenizer:
     def _reader(self, tools: Sequence[Tool]) -> TurnReader:
         return TurnReader(
             lambda given, opens: self._rendered(given, tools, opens_answer=opens),
-            marks=self._marks(),
+            marks=self._marks,
             last_mark=self.tokenizer.eos_token or "",
         )
 
-    def _marks(self) -> set[str]:
+    @functools.cached_property
+    def _marks(self) -> re.Pattern[str]:
         added: dict[str, int] = getattr(self.tokenizer, "get_added_vocab", dict)()
-        return {*added, *map(str, self.tokenizer.all_special_tokens)}
+        return any_of({*added, *map(str, self.tokenizer.all_special_tokens)})
 
     def _rendered(
         self, messages: Sequence[Message], tools: Sequence[Tool], *, opens_answer: bool

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from realsys.api.errors import DataError
-from realsys.data.sources.assistant_turns import TurnReader
+from realsys.data.sources.assistant_turns import TurnReader, any_of
 from realsys.models.render_template import environment
 
 MARKS = ("<s>", "</s>", "<u>", "<a>", "<t>", "<end>", "<call>", "</call>", "[I]", "[/I]", "<now>")
@@ -89,7 +89,7 @@ def turns(template: str, *messages: dict[str, Any]) -> list[tuple[str, str]]:
         except Exception as error:
             raise DataError(str(error), where="template", fix="") from error
 
-    reader = TurnReader(render, marks=MARKS, last_mark="</s>")
+    reader = TurnReader(render, marks=any_of(MARKS), last_mark="</s>")
     places = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     return [(turn.context, turn.target) for turn in (reader.read(messages, i) for i in places)]
 
@@ -174,7 +174,7 @@ def test_what_a_template_leaves_out_is_named():
     )
     reader = TurnReader(
         lambda given, opens: compiled.render(messages=given, add_generation_prompt=opens),
-        marks=MARKS,
+        marks=any_of(MARKS),
         last_mark="</s>",
     )
     turn = reader.read([ASKED, thought(called("A"))], 1)
