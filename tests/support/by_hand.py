@@ -43,7 +43,7 @@ class Result:
 
 def checks() -> list[str]:
     """Names of the checks in tests/by_hand: all of acceptance/, those of agents/, real servers, planted
-    faults, the comparison with peers, and chat templates from elsewhere.
+    faults, the comparison with peers, and chat templates.
     """
     scripts = sorted(p.stem for p in (BY_HAND / "acceptance").glob("*.py"))
     of_agents = [f"agents/{name}" for name in AGENTS_CHECKS]
@@ -53,7 +53,7 @@ def checks() -> list[str]:
         "oracle/oracle",
         "templates/outsider_turns",
     )
-    return [*(f"acceptance/{name}" for name in scripts), *of_agents, *others]
+    return [*(f"acceptance/{name}" for name in scripts), *of_agents, *others, *templates]
 
 
 def result_of(check: str) -> Result:

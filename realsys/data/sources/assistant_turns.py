@@ -224,11 +224,13 @@ def _common_beginning(one: str, other: str) -> str:
 
 
 def _begins(core: str, whole: str, marked: str) -> int:
-    """Returns where a turn begins in ``whole``: not behind the first letter in which it differs from one
-    with another text, and where most of what is before it ends the context, too."""
+    """Returns where a turn begins in ``whole``: behind what its context begins with, not behind the first
+    letter in which it differs from one with another text, and where most of what is before it ends the
+    context, too."""
     latest = len(_common_beginning(whole, marked))
+    earliest = len(_common_beginning(whole, core))
     best, place = 0, latest
-    for at in range(latest, max(0, latest - _LOOK_BACK), -1):
+    for at in range(latest, max(earliest, latest - _LOOK_BACK), -1):
         alike = _common_beginning(whole[max(0, at - _LOOK_BACK) : at][::-1], core[::-1])
         if len(alike) > best:
             best, place = len(alike), at

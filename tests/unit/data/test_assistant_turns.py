@@ -48,6 +48,13 @@ MOVED = (
     + CALL
     + "</s>{% endif %}{% endfor %}"
 )
+# What stands behind a result depends on whether it is answered.
+REOPENED = (
+    "{% for m in messages %}{% if m.role == 'user' %}<u>{{ m.content }}<end>\n"
+    "{% elif m.role == 'tool' %}<t>{{ m.content }}{{ '<end>\n' if loop.last }}"
+    "{% else %}<a>{{ m.content }}<end>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt and messages[-1].role != 'tool' %}<a>{% endif %}"
+)
 # The end of the text stands behind the end of the last turn.
 TEXT_END = PLAIN.replace(
     "{% endfor %}{% if add",
@@ -143,6 +150,11 @@ def turns(template: str, *messages: dict[str, Any]) -> list[tuple[str, str]]:
                 ("<s>[I]S\nQ[/I]", "A</s>"),
                 ("<s>[I]Q[/I]A</s>[I]S\nQ2[/I]", '<call>add{"a": 1}</call></s>'),
             ],
+        ),
+        (
+            REOPENED,
+            (ASKED, ONE, RESULT, TWO),
+            [("<u>Q<end>\n<a>", "A<end>"), ("<u>Q<end>\n<a>A<end>\n<t>R<end>\n", "B<end>")],
         ),
         (
             TEXT_END,
