@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 MAX_SAMPLED_QUESTIONS = (
     1000  # questions of a file whose tokens a plan counts; workers count the others
 )
+MOST_TOOL_CHARS = 8 << 20  # of the tools of questions that are rendered together
 _RESERVED = ("add_generation_prompt", "conversation", "messages", "tokenize")
 
 
@@ -221,13 +222,24 @@ class SampledQuestions:
         from realsys.models.prompt_lengths import prompt_lengths
 
         asked = [self.question(i) for i in chosen]
-        return prompt_lengths(
-            Path(tokenizer_dir).expanduser(),
-            [question.prompt for question in asked],
-            system=self._data.system,
-            template_args=self._data.template_args,
-            tools=[question.tools for question in asked],
-        )
+        counted: list[int] = []
+        while asked:
+            chars = 0
+            part: list[Question] = []
+            while asked and (not part or chars < MOST_TOOL_CHARS):
+                part.append(asked.pop(0))
+                chars += len(repr(part[-1].tools))
+            found = prompt_lengths(
+                Path(tokenizer_dir).expanduser(),
+                [question.prompt for question in part],
+                system=self._data.system,
+                template_args=self._data.template_args,
+                tools=[question.tools for question in part],
+            )
+            if found is None:
+                return None
+            counted += found
+        return counted
 
 
 def _file_problems(

@@ -16,7 +16,7 @@ from typing import Any
 
 from realsys.api.basics.bounded_files import read_bounded_text
 from realsys.api.errors import CheckpointError
-from realsys.data.sources.record_shape import Message, Tool, with_system
+from realsys.data.sources.record_shape import Message, Tool, template_forms, with_system
 from realsys.models import render_template
 from realsys.models.hf_directory import read_json
 
@@ -241,7 +241,7 @@ def render(
         {
             "template": template,
             "special": special,
-            "conversations": [list(messages) for messages in conversations],
+            "conversations": [[*template_forms(messages)] for messages in conversations],
             "args": dict(args or {}),
             "trials": [dict(given) for given in trials],
             "tools": [list(offered) for offered in tools],

@@ -39,8 +39,20 @@ def environment() -> Any:
     def refuse(message: str) -> None:
         raise TemplateError(message)
 
-    def to_json(value: Any, indent: int | None = None, **_: Any) -> str:
-        return json.dumps(value, ensure_ascii=False, indent=indent)
+    def to_json(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        return json.dumps(
+            value,
+            ensure_ascii=ensure_ascii,
+            indent=indent,
+            separators=separators,
+            sort_keys=sort_keys,
+        )
 
     made = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
@@ -54,7 +66,7 @@ def environment() -> Any:
 def render_all(
     template: str,
     special: dict[str, str],
-    conversations: list[list[dict[str, Any]]],
+    conversations: list[list[list[dict[str, Any]]]],
     args: dict[str, Any],
     trials: list[dict[str, Any]],
     tools: list[list[dict[str, Any]]],
@@ -62,6 +74,7 @@ def render_all(
     """Renders all conversations: ``{"texts": […]}``, or ``{"error": what}``.
 
     Args:
+        conversations: forms of the messages of each, of which the first that the template takes counts.
         tools: of each conversation; none: of none.
         trials: variables of further renderings, which must end; whether the template takes them is its own
             matter, and so is what it makes of them.
@@ -72,14 +85,20 @@ def render_all(
         return {"error": f"it does not compile: {_describe(error)}"}
     texts: list[str] = []
     chars = 0
-    for messages, offered in zip(conversations, tools or [[]] * len(conversations), strict=True):
-        try:
-            given = {**_UNSET, **special, **args, "messages": messages, "tools": offered or None}
-            text = compiled.render(**given, add_generation_prompt=True)
-        except MemoryError:
-            return {"error": f"it needs more than {MEMORY_BYTES >> 20} MiB for one question"}
-        except Exception as error:
-            return {"error": f"it can't be filled with a question: {_describe(error)}"}
+    for forms, offered in zip(conversations, tools or [[]] * len(conversations), strict=True):
+        text, first = None, None
+        for messages in forms:
+            given = {**_UNSET, **special, **args, "messages": messages}
+            given["tools"] = offered or args.get("tools")
+            try:
+                text = compiled.render(**given, add_generation_prompt=True)
+                break
+            except MemoryError:
+                return {"error": f"it needs more than {MEMORY_BYTES >> 20} MiB for one question"}
+            except Exception as error:
+                first = first or error
+        if text is None:
+            return {"error": f"it can't be filled with a question: {_describe(first)}"}
         chars += len(text)
         if chars > MAX_CHARS:
             return {"error": f"it makes {chars:,} characters of {len(texts) + 1} questions"}
@@ -96,7 +115,7 @@ def render_all(
     return {"texts": texts}
 
 
-def _describe(error: BaseException) -> str:
+def _describe(error: BaseException | None) -> str:
     line = getattr(error, "lineno", None)
     said = str(error).strip().splitlines() or [type(error).__name__]
     return said[0][:200] + (f" (line {line})" if line else "")

@@ -43,8 +43,7 @@ def test_a_run_whose_own_etcd_is_killed_goes_on_and_is_stopped_and_resumed(
     (old,) = etcds_of(files)
     os.kill(old, signal.SIGKILL)
     trials.wait_for_step(files, step + 6)
-    (new,) = etcds_of(files)
-    assert new != old
+    wait_until(files, lambda _: len(new := etcds_of(files)) == 1 and new != [old], timeout_s=120)
     done = trials.run("stop", "ppo-math/etcd", "--grace", "30")
     assert done.returncode == 0, done.stderr
     stopped = trials.wait(files)

@@ -253,6 +253,13 @@ def test_a_limit_that_passed_in_one_answer_teaches_nothing(tmp_path, make, passe
         assert (episode.reward, episode.stats["failed"]) == (-1.0, 1.0)
 
 
+def test_a_reward_that_was_written_before_the_limit_passed_counts(tmp_path):
+    code = "ask(); open(os.environ['REALSYS_REWARD_FILE'], 'w').write('0.25'); ask('again')"
+    agent = command(tmp_path, code, timeout_s=100, failed_reward=-1)
+    episode = played(agent, tmp_path, "right", passes_s=(0, 100))
+    assert (episode.reward, episode.stats["failed"]) == (0.25, 1.0)
+
+
 @pytest.mark.parametrize("make", [command, function])
 def test_a_log_without_end_keeps_its_beginning_and_its_end(tmp_path, monkeypatch, make):
     monkeypatch.setattr(cut_log, "__kwdefaults__", {"most_bytes": 4000, "end_bytes": 1000})

@@ -180,10 +180,13 @@ def test_what_is_preloaded_and_shown_is_there(tmp_path: Path) -> None:
 
 
 def test_hundreds_of_boxes_one_after_another(sandbox: Sandbox) -> None:
+    sandbox.run(python_argv("pass"))
+    own = len(os.listdir("/proc/self/fd"))
     for number in range(300):
         outcome = sandbox.run(python_argv(f"print({number})"))
         assert outcome.stdout == f"{number}\n".encode(), outcome
     eventually(lambda: not children(fork_server(sandbox)))
+    assert len(os.listdir("/proc/self/fd")) <= own + 2
     assert len(os.listdir(f"/proc/{sandbox._server._process.pid}/fd")) < 16  # type: ignore[union-attr]
 
 

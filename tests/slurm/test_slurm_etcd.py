@@ -8,7 +8,7 @@ from pathlib import Path
 
 from history_check import check_history, read_history
 from paced import Pace
-from real_trials import explain, small_ppo
+from real_trials import explain, small_ppo, wait_until
 from slurm_cluster import SlurmCluster
 from slurm_trials import SlurmTrials
 from test_slurm_faults import TWO_NODES, nothing_left
@@ -38,8 +38,9 @@ def test_a_run_over_two_nodes_whose_etcd_is_killed_completes_and_leaves_nothing(
     (old,) = etcds_of(slurm, job_id)
     os.kill(old, signal.SIGKILL)
     slurm_trials.wait_for_step(files, view.step + 6)
-    (new,) = etcds_of(slurm, job_id)
-    assert new != old
+    wait_until(
+        files, lambda _: len(new := etcds_of(slurm, job_id)) == 1 and new != [old], timeout_s=120
+    )
     pace.set(0.0)
     done = slurm_trials.wait(files)
     assert (done.state, done.attempt) == (State.COMPLETED, 1), explain(files, done)

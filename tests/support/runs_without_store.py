@@ -131,7 +131,7 @@ def play(
         time.sleep(max(0.0, min(look_every_s, away_s - (time.time() - began))))
     ended = time.time()
     etcd.restart()
-    pace.set(0.0)
+    pace.set(min(step_s, 1.0))  # leases end, and are renewed, before the run does
     meanwhile = [at for _, at in steps_of(shaken) if began < at < ended]
     outcome.steps_done_meanwhile = len(meanwhile)
     outcome.longest_pause_s = max(b - a for a, b in pairwise([began, *meanwhile, ended]))

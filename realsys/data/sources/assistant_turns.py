@@ -21,13 +21,14 @@ Templates write a turn in several ways, and the target is looked for in this ord
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from realsys.api.basics.thoughts import THINK
 from realsys.api.errors import DataError
-from realsys.data.sources.record_shape import THOUGHTS, Message
+from realsys.data.sources.record_shape import THOUGHTS, Message, thought_of
 
 Render = Callable[[Sequence[Message], bool], str]  # messages, whether an answer is opened → text
 _MARK = "realsys-answer-stands-here"
@@ -43,17 +44,35 @@ class AssistantTurn:
         context: what sampling sees before it.
         target: what is trained, up to the mark that ends it.
         untold: fields of the message with a text that the template does not write.
+        is_whole: it writes the calls, if there are some, and any of the rest.
     """
 
     context: str
     target: str
     untold: tuple[str, ...] = ()
+    is_whole: bool = True
 
 
 def any_of(marks: Collection[str]) -> re.Pattern[str]:
-    """Returns a pattern that finds these texts, the longest that fits."""
-    longest_first = sorted(filter(None, marks), key=len, reverse=True)
+    """Returns a pattern that finds these texts, the longest that fits; no white space, which some
+    tokenizers have as tokens of their own."""
+    longest_first = sorted((mark for mark in marks if mark.strip()), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """How a template ends a turn without calls.
+
+    Attributes:
+        own: the mark that it writes behind a last turn; empty: there is none.
+        closing: what it writes behind that mark, or in its place.
+        later: the mark that it writes before the next message.
+    """
+
+    own: str
+    closing: str
+    later: str
 
 
 class TurnReader:
@@ -67,46 +86,38 @@ class TurnReader:
 
     def __init__(self, render: Render, *, marks: re.Pattern[str], last_mark: str) -> None:
         self._render, self._marks, self._last_mark = render, marks, last_mark
+        self._end: _End | None = None
 
     def read(self, messages: Sequence[Message], place: int) -> AssistantTurn:
         """Reads the turn that is message ``place``.
 
         Raises:
-            DataError: the template refuses the messages up to there, or does not write the turn.
+            DataError: the template refuses the messages up to there.
         """
         before, turn = [*messages[:place]], messages[place]
         context = self._render(before, True)
-        target = self._target(before, turn, context)
-        texts = {"content": turn.get("content"), THOUGHTS[0]: _thought(turn)}
-        untold = tuple(
-            name
-            for name, text in texts.items()
-            if isinstance(text, str) and text.strip() and text.strip() not in target
-        )
-        return AssistantTurn(context, target, untold)
+        whole = self._render([*before, turn], False)
+        text = self._text(before, turn, context, whole)
+        target = self._with_end(before, turn, text, whole)
+        untold = []
+        for name, written in (("content", _without_thought(turn)), (THOUGHTS[0], _thought(turn))):
+            if written.strip() and written.strip() not in target:
+                untold.append(name)
+        names = Counter(str(_function(call).get("name")) for call in turn.get("tool_calls") or ())
+        if any(target.count(name) < count for name, count in names.items()):
+            untold.append("tool_calls")
+        is_left = bool(self._marks.sub("", target).strip())
+        is_whole = "tool_calls" not in untold and (not untold or is_left)
+        return AssistantTurn(context, target, tuple(untold), is_whole)
 
     def end_mark(self, prompt: Sequence[Message]) -> str:
-        """Returns what ends a plain answer to ``prompt``."""
-        turn = self.read([*prompt, {"role": "assistant", "content": _MARK}], len(prompt))
-        return turn.target.rpartition(_MARK)[2]
+        """Returns what ends a plain answer to ``prompt``. Raises as ``read`` does."""
+        answer = {"role": "assistant", "content": _MARK}
+        return self.read([*prompt, answer], len(prompt)).target.rpartition(_MARK)[2]
 
     # ---- where a turn begins ---------------------------------------------------------------------
 
-    def _target(self, before: list[Message], turn: Message, context: str) -> str:
-        whole = self._render([*before, turn], False)
-        marked = self._render([*before, {**_marked(turn), **_thoughts(turn)}], False)
-        if _MARK not in marked:
-            raise DataError(
-                "the chat template does not write what the assistant says",
-                where="chat template",
-                fix="give prompt and answer instead, or try other task.template_args",
-            )
-        text = self._text(before, turn, context, whole, marked)
-        return self._with_end(before, turn, text, whole, marked)
-
-    def _text(
-        self, before: list[Message], turn: Message, context: str, whole: str, marked: str
-    ) -> str:
+    def _text(self, before: list[Message], turn: Message, context: str, whole: str) -> str:
         opened = _opened_thought(context)
         if whole.startswith(context):
             return _with_thought(turn, whole[len(context) :]) if opened else whole[len(context) :]
@@ -118,22 +129,23 @@ class TurnReader:
                 return behind.replace(_MARK, "", 1)
         if context.startswith(whole.rstrip()):
             return ""  # an empty turn, of which the template writes the opening alone
-        text = self._otherwise_opened(before, turn, context, whole, marked)
+        text = self._otherwise_opened(before, turn, context, whole)
         if not opened:
             return text
         if text.lstrip().startswith(THINK[0]):
             return text.lstrip()[len(opened.strip()) :]
         if text.lstrip().startswith(THINK[1]):
             return _with_thought(turn, text)
-        return f"{_thought(turn)}\n{THINK[1]}\n\n{text}"
+        return f"{_thought(turn)}\n{THINK[1]}\n\n{text.lstrip()}"
 
     def _otherwise_opened(
-        self, before: list[Message], turn: Message, context: str, whole: str, marked: str
+        self, before: list[Message], turn: Message, context: str, whole: str
     ) -> str:
         """Returns a turn's text where the template does not write it behind its context."""
         core = context[: len(context) - len(_opened_thought(context))]
         written = self._render(before, False)
         if not (context.startswith(written) and whole.startswith(written)):
+            marked = self._render([*before, {**_marked(turn), **_thoughts(turn)}], False)
             return whole[_begins(core, whole, marked) :]
         opening = core[len(written) :]
         shared = self._shared(opening, whole[len(written) :])
@@ -153,29 +165,39 @@ class TurnReader:
 
     # ---- what ends a turn ------------------------------------------------------------------------
 
-    def _with_end(
-        self, before: list[Message], turn: Message, text: str, whole: str, marked: str
-    ) -> str:
+    def _with_end(self, before: list[Message], turn: Message, text: str, whole: str) -> str:
         """Returns a turn's text up to the mark that ends it, which the template may write only with the
         next message, or never."""
-        alone = marked.rpartition(_MARK)[2]
-        followed = self._followed([*before, _marked(turn), _ASKED]).rpartition(_MARK)[2]
-        shared = [*self._marks.finditer(_common_beginning(alone, followed))]
-        own = shared[-1][0] if shared else self._last(alone)
-        closing = alone[alone.rindex(own) + len(own) :] if own else alone
-        text = text.removesuffix(closing)
+        end = self._end_of(before, turn)
+        text = text.removesuffix(end.closing)
         ended = text.rstrip()
         last = self._last(ended)
-        if last and (last == own or (turn.get("tool_calls") and not last.startswith("</"))):
+        if last and (last == end.own or (turn.get("tool_calls") and not last.startswith("</"))):
             return ended
-        if own:
-            return text + own
+        if end.own:
+            return text + end.own
         if calls := turn.get("tool_calls"):
             behind = whole.rstrip()
             results = self._followed([*before, turn, *map(_result_of, calls)])
-            if results.startswith(behind) and (end := self._first(results[len(behind) :])):
-                return text.rstrip() + results[len(behind) :].partition(end)[0] + end
-        return text + (self._first(followed) or self._last_mark)
+            if results.startswith(behind) and (mark := self._first(results[len(behind) :])):
+                return text.rstrip() + results[len(behind) :].partition(mark)[0] + mark
+        return text + (end.later or self._last_mark)
+
+    def _end_of(self, before: list[Message], turn: Message) -> _End:
+        """Finds how turns end, once: behind a short question, or behind these messages where the template
+        refuses that."""
+        if self._end is None:
+            for asked in ([_ASKED], before):
+                alone = self._followed([*asked, _marked(turn)])
+                followed = self._followed([*asked, _marked(turn), _ASKED])
+                if _MARK in alone:
+                    break
+            alone, followed = (text.rpartition(_MARK)[2] for text in (alone, followed))
+            shared = [*self._marks.finditer(_common_beginning(alone, followed))]
+            own = shared[-1][0] if shared else self._last(alone)
+            closing = alone[alone.rindex(own) + len(own) :] if own else alone
+            self._end = _End(own, closing, self._first(followed))
+        return self._end
 
     def _followed(self, messages: list[Message]) -> str:
         try:
@@ -202,7 +224,15 @@ def _thoughts(turn: Message) -> dict[str, Any]:
 
 
 def _thought(turn: Message) -> str:
-    return next((turn[name] for name in THOUGHTS if turn.get(name)), "")
+    """Returns a turn's thoughts, also those that its content begins with."""
+    inside, closed, _ = str(turn.get("content") or "").partition(THINK[1])
+    opened = inside.lstrip().startswith(THINK[0])
+    return thought_of(turn) or (inside.lstrip()[len(THINK[0]) :] if closed and opened else "")
+
+
+def _without_thought(turn: Message) -> str:
+    content = str(turn.get("content") or "")
+    return content.rpartition(THINK[1])[2] if _thought(turn) and THINK[1] in content else content
 
 
 def _with_thought(turn: Message, text: str) -> str:
@@ -237,6 +267,11 @@ def _begins(core: str, whole: str, marked: str) -> int:
     return place
 
 
+def _function(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = call.get("function")
+    return function if isinstance(function, Mapping) else call
+
+
 def _result_of(call: Mapping[str, Any]) -> dict[str, Any]:
-    name = call.get("function", call).get("name")
+    name = _function(call).get("name")
     return {"role": "tool", "content": "?", "tool_call_id": call.get("id"), "name": name}

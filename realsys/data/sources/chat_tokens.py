@@ -18,7 +18,7 @@ from typing import Any
 
 from realsys.api.errors import DataError
 from realsys.data.sources.assistant_turns import TurnReader, any_of
-from realsys.data.sources.record_shape import Message, Tool, with_system
+from realsys.data.sources.record_shape import Message, Tool, template_forms, with_system
 
 PROBE = "1 + 1 = ?"
 
@@ -96,7 +96,8 @@ class PromptTokenizer:
         sequence of its own.
 
         Returns:
-            the sequences, and fields of turns that the template does not write, which are not trained.
+            the sequences, and fields of turns that the template does not write, which are not trained; a
+            turn of which it leaves out a call, or all, isn't either.
         Raises:
             DataError: no template, no assistant turn, or a template that refuses the messages.
         """
@@ -113,12 +114,16 @@ class PromptTokenizer:
         for place in places:
             turn = reader.read(turns, place)
             untold |= dict.fromkeys(turn.untold)
+            if not turn.is_whole:
+                continue
             if not sequences or not turn.context.startswith(text):
                 sequences.append(TrainedSequence([], []))
                 text = ""
             sequences[-1].add(self.ids(turn.context[len(text) :]), no_loss=True)
             sequences[-1].add(self.ids(turn.target), no_loss=False)
             text = turn.context + turn.target
+        if not sequences:
+            raise _no_turn()
         return sequences, tuple(untold)
 
     def end_ids(self) -> list[int]:
@@ -143,22 +148,25 @@ class PromptTokenizer:
     def _rendered(
         self, messages: Sequence[Message], tools: Sequence[Tool], *, opens_answer: bool
     ) -> str:
-        try:
-            text: str = self.tokenizer.apply_chat_template(
-                [dict(m) for m in messages],
-                tools=[dict(t) for t in tools] or None,
-                add_generation_prompt=opens_answer,
-                tokenize=False,
-                **self._args,
-            )
-        except Exception as error:  # a template may raise anything
-            roles = ", ".join(str(m["role"]) for m in messages)
-            raise DataError(
-                f"the chat template can't be filled: {error}"[:300],
-                where=f"messages of {roles}",
-                fix="give messages that this model's template takes",
-            ) from error
-        return text
+        first: Exception | None = None
+        for form in template_forms(messages):
+            try:
+                text: str = self.tokenizer.apply_chat_template(
+                    form,
+                    add_generation_prompt=opens_answer,
+                    tokenize=False,
+                    **{**self._args, "tools": [*map(dict, tools)] or self._args.get("tools")},
+                )
+            except Exception as error:  # a template may raise anything
+                first = first or error
+            else:
+                return text
+        roles = ", ".join(str(m["role"]) for m in messages)
+        raise DataError(
+            f"the chat template can't be filled: {first}"[:300],
+            where=f"messages of {roles}",
+            fix="give messages that this model's template takes",
+        ) from first
 
 
 def no_template(what: str) -> DataError:
@@ -173,7 +181,7 @@ def no_template(what: str) -> DataError:
 def _no_turn() -> DataError:
     """Makes the error for a conversation without anything to train on."""
     return DataError(
-        "the conversation has no assistant turn",
+        "the conversation has no assistant turn that the chat template writes",
         where="messages",
         fix="give conversations with answers, or leave these out by a filter",
     )

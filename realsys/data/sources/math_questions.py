@@ -10,6 +10,7 @@ taught (chat_tokens.py).
 from __future__ import annotations
 
 import functools
+import json
 import logging
 from array import array
 from collections.abc import Iterator, Sequence
@@ -161,10 +162,8 @@ class _MathRecords(MathRecordsArguments):
         for number, index in enumerate(indices):
             question = self.question(index)
             texts = prompt_texts(question.prompt)
-            if (
-                question.tools
-                or sum(len(text.encode()) + around for text in texts) > self.max_prompt_len
-            ):
+            texts += [json.dumps(question.tools, indent=4)] * 2 * bool(question.tools)
+            if sum(len(text.encode()) + around for text in texts) > self.max_prompt_len:
                 yield index
             if number % _TICK_EVERY == 0:
                 tick()

@@ -12,7 +12,7 @@ import datetime
 import decimal
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -151,25 +151,73 @@ def _message(message: Any, name: str, where: str) -> Message:
             where=where,
             fix="give text; images and sounds are not trained on",
         )
-    return _as_templates_read({**message, "content": content})
+    return {**message, "content": content, **_calls(message, name, where)}
 
 
-def _as_templates_read(message: Mapping[str, Any]) -> Message:
-    """Returns a message of OpenAI's format with arguments as objects, which templates write by themselves,
-    with its thoughts under the names that templates read, and without what is null."""
+def _calls(message: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
+    """Reads ``tool_calls``, where there are some, also from JSON text.
+
+    Raises:
+        DataError: they are no list of calls.
+    """
+    calls = message.get("tool_calls")
+    if isinstance(calls, str):
+        try:
+            calls = json.loads(calls or "[]")
+        except (ValueError, RecursionError):
+            pass
+    if not calls:
+        return {}
+    if not isinstance(calls, list) or not all(_is_call(call) for call in calls):
+        raise DataError(
+            f"'{name}.tool_calls' is {calls!r:.80}, no list of calls",
+            where=where,
+            fix='write [{"type": "function", "function": {"name": …, "arguments": {…}}}, …], or JSON text',
+        )
+    return {"tool_calls": calls}
+
+
+def _is_call(value: Any) -> bool:
+    if not isinstance(value, Mapping):
+        return False
+    function = value.get("function", value)
+    return isinstance(function, Mapping) and isinstance(function.get("name"), str)
+
+
+def template_forms(messages: Sequence[Message]) -> Iterator[list[dict[str, Any]]]:
+    """Yields the forms in which messages are given to a chat template, until it takes one.
+
+    Thoughts under the names that templates read, as transformers gives them since 5.24; and arguments of
+    calls as objects, which most templates write by themselves, or else as they are: DeepSeek-V3's puts
+    texts together.
+    """
+    whole = [_as_templates_read(message) for message in messages]
+    yield whole
+    texts = [
+        {**m, "tool_calls": given["tool_calls"]} if m.get("tool_calls") else m
+        for m, given in zip(whole, messages, strict=True)
+    ]
+    if texts != whole:
+        yield texts
+
+
+def _as_templates_read(message: Message) -> dict[str, Any]:
     made = {name: value for name, value in message.items() if value is not None}
     calls = made.pop("tool_calls", None)
-    if isinstance(calls, list) and calls:
+    if calls:
         made["tool_calls"] = [_with_object(call) for call in calls]
-    thought = next((made[name] for name in THOUGHTS if isinstance(made.get(name), str)), None)
-    if thought is not None:
+    if thought := thought_of(made):
         made |= dict.fromkeys(THOUGHTS[:2], thought)
     return made
 
 
-def _with_object(call: Any) -> Any:
-    if not isinstance(call, Mapping):
-        return call
+def thought_of(message: Message) -> str:
+    """Returns an assistant's thoughts, where they are a field of the message."""
+    found = (message.get(name) for name in THOUGHTS)
+    return next((text for text in found if isinstance(text, str) and text), "")
+
+
+def _with_object(call: Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(call.get("function"), Mapping):
         return {**call, "function": _with_object(call["function"])}
     given = call.get("arguments")
@@ -199,12 +247,14 @@ def _tools(record: Mapping[str, Any], columns: Columns, where: str) -> tuple[Too
     raise DataError(
         f"{name!r} is {value!r:.80}, no list of tools",
         where=where,
-        fix='write [{"type": "function", "function": {"name": …, "parameters": {…}}}, …], or that as text',
+        fix='write [{"type": "function", "function": {"name": …, "parameters": {…}}}, …], or JSON text',
     )
 
 
 def _is_tool(value: Mapping[str, Any]) -> bool:
-    function = value.get("function", value)
+    function = value.get("function")
+    if function is None and ("parameters" in value or "input_schema" in value):
+        function = value
     return isinstance(function, Mapping) and isinstance(function.get("name"), str)
 
 

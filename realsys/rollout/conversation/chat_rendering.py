@@ -114,6 +114,7 @@ class TemplateRenderer:
         ends = [tokenizer.decode([i], skip_special_tokens=False) for i in sorted(self._end_ids)]
         self._ends = [end for end in ends if end]
         self._shows_turn_ends = self._find_turn_end() is not None
+        self._ends_itself = self._shows_turn_ends and self._writes_turn_end()
 
     def whole(self, messages: Sequence[ChatMessage], tools: Tools) -> RenderedChat:
         """Renders a conversation from its beginning."""
@@ -145,7 +146,11 @@ class TemplateRenderer:
         closing, _, rest = after_mark.partition(turn_end)
         if _is_swallowed(messages[answered:], closing, rest):
             return None
-        has_ended = bool(sampled) and sampled[-1] in self._end_ids
+        last = sampled[-1] if sampled else None
+        has_ended = last in self._end_ids and (
+            self._ends_itself
+            or self.tokenizer.decode([last], skip_special_tokens=False) == turn_end
+        )
         text = rest if has_ended else turn_end + rest
         return RenderedChat(tokens=self._ids(text), thinking=opens_thoughts(text))
 
@@ -201,6 +206,16 @@ class TemplateRenderer:
                 fix="use another tokenizer or give another template",
             ) from error
         return _first_of(self._ends, behind) if found else None
+
+    def _writes_turn_end(self) -> bool:
+        """Returns whether a last answer has the token that ends a turn: else it is the next message's."""
+        mark = "realsys-answer-stands-here"
+        talk = [ChatMessage(role="user", content="?"), ChatMessage(role="assistant", content=mark)]
+        try:
+            _, _, behind = self._text(talk, (), opens=False).partition(mark)
+        except DataError:  # it takes no conversation that ends so
+            return True
+        return _first_of(self._ends, behind) is not None
 
 
 def template_message(message: ChatMessage, *, takes_developer: bool) -> dict[str, Any]:

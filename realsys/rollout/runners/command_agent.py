@@ -63,16 +63,18 @@ class CommandAgent(CommandArguments, EndpointAgent):
         log = self.host.folder / f"{task.id}.log"
         try:
             await asyncio.to_thread(_prepare, folder, log, self.task_json(task))
-            problem = await self._run(seats, folder, log)
-            outcome = read_reward(folder / "reward", problem=problem)
+            late = await self._run(seats, folder, log)
+            outcome = read_reward(folder / "reward", problem=late.problem)
+            if late.doubt is not None and outcome.reward is None and not outcome.rewards:
+                raise late.doubt
             if not outcome.problem and not self.keep_logs:
                 log.unlink(missing_ok=True)
             return outcome
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
-    async def _run(self, seats: Sequence[EpisodeSeat], folder: Path, log: Path) -> str:
-        """Runs the program; returns why it failed, or nothing."""
+    async def _run(self, seats: Sequence[EpisodeSeat], folder: Path, log: Path) -> AgentOutcome:
+        """Runs the program; returns why it failed, if it did, and a doubt that counts without a reward."""
         loop = asyncio.get_running_loop()
         async with self.starting(seats), limited_log(log):
             process = self._spawn(seats, folder, log)
@@ -80,12 +82,15 @@ class CommandAgent(CommandArguments, EndpointAgent):
             try:
                 while (code := process.poll()) is None and loop.time() < ends_s:
                     await asyncio.sleep(_POLL_S)
+                late = f"it was still running after {self.timeout_s:g} s"
+                try:
+                    outcome = self.out_of_time(seats, late)
+                except DoubtfulEnd as error:
+                    outcome = AgentOutcome(problem=late, doubt=error)
             finally:
                 await _end(process)
         if code is None:
-            return self.out_of_time(
-                seats, f"it was still running after {self.timeout_s:g} s"
-            ).problem
+            return outcome
         if code in _KILLED:  # by the node, or by what the policy wrote
             raise DoubtfulEnd(
                 f"the agent was killed by a signal, {_KILLED[code]}; its log ends: "
@@ -93,7 +98,8 @@ class CommandAgent(CommandArguments, EndpointAgent):
                 where=str(log),
                 fix="see whether the node ran out of memory",
             )
-        return f"it ended with status {code}: {last_log_line(log)}" if code else ""
+        why = f"it ended with status {code}: {last_log_line(log)}" if code else ""
+        return AgentOutcome(problem=why)
 
     def _spawn(
         self, seats: Sequence[EpisodeSeat], folder: Path, log: Path

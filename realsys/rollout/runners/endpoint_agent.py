@@ -181,7 +181,7 @@ class EndpointAgent(EndpointArguments, EpisodeAgent):
                 a server that is slow.
         """
         asked_s = max(seat.session.asked_s() for seat in seats)
-        if 2 * asked_s > self.timeout_s:
+        if 2 * asked_s > self.timeout_s and all(seat.session.reward is None for seat in seats):
             raise DoubtfulEnd(
                 f"{what}, and had waited for an answer of the policy for {asked_s:.3g} s",
                 where=seats[0].session.id,

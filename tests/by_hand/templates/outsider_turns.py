@@ -38,7 +38,7 @@ def judged(
     family: Family, table: dict[str, Any], tools: list[Any]
 ) -> tuple[Counter[str], list[str]]:
     """Counts turns by what became of them, and lists those that are otherwise than the table has them."""
-    marks = {*MARKS.findall(family.source.read_text()), *family.tokens.values()}
+    marks = {*MARKS.findall(family.source.read_text()), *family.tokens.values(), "\n"}
     counts: Counter[str] = Counter()
     wrong = []
     for chat in table["conversations"]:

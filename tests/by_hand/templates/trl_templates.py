@@ -33,8 +33,8 @@ from jinja2 import nodes  # noqa: E402
 from jinja2.ext import Extension  # noqa: E402
 
 from realsys.api.errors import DataError  # noqa: E402
-from realsys.data.sources.assistant_turns import AssistantTurn, TurnReader, any_of  # noqa: E402
-from realsys.data.sources.record_shape import read_messages  # noqa: E402
+from realsys.data.sources.assistant_turns import TurnReader, any_of  # noqa: E402
+from realsys.data.sources.record_shape import read_messages, template_forms  # noqa: E402
 from realsys.models.render_template import environment  # noqa: E402
 
 PACKAGE = "trl==1.16.0"
@@ -78,16 +78,21 @@ class Template:
         made = environment()
         made.add_extension(Generated)
         self.source = file.read_text()
-        self.marks = any_of({*MARKS.findall(self.source), *TOKENS.values()})
+        self.marks = any_of({*MARKS.findall(self.source), *TOKENS.values(), "\n", "\n\n"})
         self._compiled = made.from_string(self.source)
 
     def text(self, chat: Chat, messages: Sequence[Mapping[str, Any]], opens: bool) -> str:
         """Raises DataError: it refuses the messages."""
-        given = {"messages": [*messages], "tools": [*chat[1]] or None, "documents": None, **TOKENS}
-        try:
-            return str(self._compiled.render(**given, add_generation_prompt=opens))
-        except Exception as error:  # a template may raise anything
-            raise DataError(str(error)[:100], where="template", fix="") from error
+        given = {"tools": [*chat[1]] or None, "documents": None, **TOKENS}
+        first: Exception | None = None
+        for form in template_forms(messages):
+            try:
+                return str(
+                    self._compiled.render(messages=form, add_generation_prompt=opens, **given)
+                )
+            except Exception as error:  # a template may raise anything
+                first = first or error
+        raise DataError(str(first)[:100], where="template", fix="") from first
 
     def reader(self, chat: Chat) -> TurnReader:
         """Reads turns of a conversation."""
@@ -150,23 +155,13 @@ def faults(template: Template, chat: Chat, counts: Counter[str]) -> Iterator[str
         except DataError:
             counts["refused"] += 1
             continue
-        counts["trained"] += 1
+        counts["trained" if turn.is_whole else "left out"] += 1
         counts.update(f"without {name}" for name in turn.untold)
-        calls = message.get("tool_calls", ())
-        counts["without a call"] += any(not _writes(turn, call) for call in calls)
         ends = [found.end() for found in template.marks.finditer(turn.target)]
         if not ends or ends[-1] != len(turn.target):
             yield f"no end: {turn.target!r}"
         if strangers := {*NUMBER.findall(turn.target)} - {*NUMBER.findall(str(message))}:
             yield f"with {strangers} of other messages: {turn.target!r}"
-
-
-def _writes(turn: AssistantTurn, call: Mapping[str, Any]) -> bool:
-    place = call["function"]["arguments"]["place"]
-    quoted = json.dumps(place, ensure_ascii=False)[1:-1]
-    forms = (place, quoted, json.dumps(place)[1:-1], quoted.replace("'", "\\'"))
-    forms += (forms[-1].replace('\\"', '"'),)
-    return any(form in turn.target for form in forms)
 
 
 def twins_differences(plain: Template, twin: Template) -> tuple[Counter[str], list[str]]:

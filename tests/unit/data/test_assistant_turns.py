@@ -180,24 +180,64 @@ def test_a_turn_is_what_sampling_sees_and_has_to_say(template, messages, expecte
     assert turns(template, *messages) == expected
 
 
-def test_what_a_template_leaves_out_is_named():
-    compiled = environment().from_string(
-        PLAIN.replace("{{ m.content }}", "{{ m.content if not m.tool_calls }}")
-    )
-    reader = TurnReader(
+def reader(template: str) -> TurnReader:
+    compiled = environment().from_string(template)
+    return TurnReader(
         lambda given, opens: compiled.render(messages=given, add_generation_prompt=opens),
-        marks=any_of(MARKS),
+        marks=any_of((*MARKS, "\n", "\n\n")),
         last_mark="</s>",
     )
-    turn = reader.read([ASKED, thought(called("A"))], 1)
-    assert (turn.target, turn.untold) == (
-        '<call>add{"a": 1}</call><end>',
-        ("content", "reasoning_content"),
+
+
+def test_what_a_template_leaves_out_is_named():
+    without = reader(PLAIN.replace("{{ m.content }}", "{{ m.content if not m.tool_calls }}"))
+    turn = without.read([ASKED, thought(called("A"))], 1)
+    assert turn.target == '<call>add{"a": 1}</call><end>'
+    assert (turn.untold, turn.is_whole) == (("content", "reasoning_content"), True)
+    assert without.read([ASKED, ONE], 1).untold == ()
+
+
+def test_a_turn_whose_calls_or_words_are_left_out_is_not_whole():
+    two = {**called("A"), "tool_calls": [*called()["tool_calls"] * 2]}
+    for template in (
+        PLAIN.replace(CALL, ""),
+        PLAIN.replace(CALL, CALL.replace("m.tool_calls or []", "(m.tool_calls or [])[:1]")),
+    ):
+        turn = reader(template).read([ASKED, two], 1)
+        assert (turn.untold, turn.is_whole) == (("tool_calls",), False)
+    empty = PLAIN.replace("{{ m.content }}", "{{ m.content if m.role != 'assistant' }}")
+    assert not reader(empty).read([ASKED, ONE], 1).is_whole
+    assert reader(empty).read([ASKED, said("assistant", "")], 1).is_whole
+    silent = "{% for m in messages if m.role == 'user' %}?{% endfor %}{{ messages | length }}"
+    assert not reader(silent).read([ASKED, ONE], 1).is_whole
+
+
+@pytest.mark.parametrize("odd", [True, ["x"], {"text": "x"}, 3])
+def test_thoughts_that_are_no_text_are_none(odd):
+    answer = {**ONE, "thinking": odd, "reasoning_content": odd}
+    assert reader(THINKS.replace("loop.last and ", "false and ")).read(
+        [ASKED, answer], 1
+    ).target == ("\n</think>\n\nA<end>")
+
+
+def test_thoughts_that_a_content_begins_with_stay_where_a_template_takes_them_off():
+    answer = said("assistant", "<think>\nT\n</think>\n\nA")
+    takes_off = NEVER.replace(
+        "{{ m.content }}<end>{% endif %}", "{{ m.content.split('</think>')[-1] }}<end>{% endif %}"
     )
-    assert reader.read([ASKED, ONE], 1).untold == ()
+    turn = reader(takes_off).read([ASKED, answer], 1)
+    assert (turn.target, turn.untold) == ("\nT\n\n</think>\n\nA<end>", ())
 
 
-def test_a_template_that_writes_no_answer_is_refused():
-    template = "{% for m in messages if m.role == 'user' %}?{% endfor %}{{ messages | length }}"
-    with pytest.raises(DataError):
-        turns(template, ASKED, ONE)
+def test_a_long_conversation_is_rendered_twice_a_turn():
+    compiled, lengths = environment().from_string(PLAIN), []
+
+    def render(given: Any, opens: bool) -> str:
+        lengths.append(len(given))
+        return str(compiled.render(messages=given, add_generation_prompt=opens))
+
+    turns = TurnReader(render, marks=any_of(MARKS), last_mark="</s>")
+    chat = [ASKED, ONE] * 20
+    for place in range(1, 40, 2):
+        turns.read(chat, place)
+    assert sum(length > 3 for length in lengths) <= 40

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
 
 import golden
 import pytest
+from chat_families import FAMILIES
 
 from realsys.api import registry
 from realsys.api.basics import plugin_table
@@ -16,8 +18,9 @@ from realsys.data.record_bytes import records_of
 from realsys.data.sources.chat_tokens import PromptTokenizer, TrainedSequence
 from realsys.data.sources.dataset_arguments import Columns
 from realsys.data.sources.math_questions import MathPrompts, MathSFT
-from realsys.data.sources.record_shape import question_of
+from realsys.data.sources.record_shape import question_of, template_forms
 from realsys.models.from_scratch.tiny_llama import train_tokenizer
+from realsys.models.hf import end_token_ids
 
 TURNS = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<eos>\n{% endfor %}"
@@ -170,8 +173,8 @@ def test_tools_reach_the_template_and_arguments_are_objects(tokenizer: Any, tmp_
     tokenizer.chat_template = (
         "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}{% for m in messages %}"
         "<|{{ m.role }}|>{{ m.content }}"
-        "{% for c in m.tool_calls or [] %}{{ c.function.arguments.b }}{% endfor %}<eos>\n"
-        "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+        "{% for c in m.tool_calls or [] %}{{ c.function.name }} {{ c.function.arguments.b }}{% endfor %}"
+        "<eos>\n{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
     )
     tools = [{"type": "function", "function": {"name": "two"}}]
     call = {"id": "c", "function": {"name": "two", "arguments": '{"b": "three"}'}}
@@ -181,7 +184,9 @@ def test_tools_reach_the_template_and_arguments_are_objects(tokenizer: Any, tmp_
         whole = {"tokenizer": tokenizer, "seed": 1, "split": "train", "path": path, "eval_size": 0}
         data = MathSFT(**whole, needs_answer=False)
         (sequence,) = data.sequences(0)
-        assert rendered(tokenizer, sequence) == "two <|user|>one<eos>\n<|assistant|>[three<eos>]"
+        assert (
+            rendered(tokenizer, sequence) == "two <|user|>one<eos>\n<|assistant|>[two three<eos>]"
+        )
         prompt = MathPrompts(**whole, needs_answer=False).prompt_tokens(0)
         assert tokenizer.decode(prompt) == "two <|user|>one<eos>\n<|assistant|>"
 
@@ -192,6 +197,48 @@ def test_a_column_of_tools_holds_tools_if_it_is_named(given: Any) -> None:
     assert shaped(record).tools == ()
     with golden.raises(DataError):
         shaped(record, tools="tools")
+
+
+def test_an_answer_ends_as_the_template_ends_a_turn() -> None:
+    made = copy.copy(FAMILIES["chatml"].tokenizer)
+    made.eos_token = "<|endoftext|>"
+    mark, end = (made.convert_tokens_to_ids(x) for x in ("<|im_end|>", "<|endoftext|>"))
+    assert PromptTokenizer(made).end_ids() == [mark]
+    assert end_token_ids(made, None) == sorted((mark, end))
+    for without in (
+        "{% for m in messages %}{{ m.content }}{% endfor %}",
+        "{{ raise_exception('no') }}",
+        None,
+    ):
+        made.chat_template = without
+        assert PromptTokenizer(made).end_ids() == [end]
+
+
+def test_calls_are_read_from_text_and_others_refused() -> None:
+    call = {"id": "c", "function": {"name": "f", "arguments": "{}"}}
+    for given in ([call], json.dumps([call]), [{"name": "f", "arguments": {}}]):
+        found = shaped({"messages": [CHAT[0], {**CHAT[1], "tool_calls": given}, *CHAT[2:]]})
+        assert found.prompt[1]["tool_calls"] == (
+            json.loads(given) if isinstance(given, str) else given
+        )
+    for odd in ("{", {"name": "f"}, [1], [{"function": None}], 7):
+        with pytest.raises(DataError) as refused:
+            shaped({"messages": [CHAT[0], {**CHAT[1], "tool_calls": odd}, *CHAT[2:]]})
+        assert refused.value.where == "r.jsonl:1"
+
+
+def test_a_template_gets_the_first_form_that_it_takes(tokenizer: Any) -> None:
+    call = {"id": "c", "function": {"name": "two", "arguments": '{"b": "three"}'}}
+    chat = [CHAT[0], {"role": "assistant", "content": "", "tool_calls": [call], "reasoning": "one"}]
+    texts = (
+        "{% for m in messages %}<|{{ m.role }}|>"
+        "{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name + c.function.arguments }}"
+        "{% endfor %}<eos>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    tokenizer.chat_template = texts
+    sequences, untold = PromptTokenizer(tokenizer).conversation(chat)
+    assert rendered(tokenizer, sequences[0]).endswith('[two{"b": "three"}<eos>]')
+    assert untold == ("reasoning_content",)
 
 
 @pytest.mark.parametrize("arguments", ['{"a": 1}', "", "{", "[1]", {"a": 1}])
@@ -209,8 +256,10 @@ def test_messages_are_as_templates_read_them(arguments: Any) -> None:
         "reasoning": "why",
         "name": None,
     }
-    found = shaped({"messages": [CHAT[0], answer, CHAT[2], {**CHAT[1], "tool_calls": []}]}).messages
-    assert found is not None
+    given = shaped({"messages": [CHAT[0], answer, CHAT[2], {**CHAT[1], "tool_calls": []}]}).messages
+    assert given is not None
+    assert given[1] == answer  # as rules, environments and agents get them
+    found = next(template_forms(given))
     assert found[1] == {
         "role": "assistant",
         "content": "x",

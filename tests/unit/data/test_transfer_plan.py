@@ -160,7 +160,13 @@ def produced_by(topo):
 def test_every_consumer_of_any_layout_ends_with_its_rows_and_nothing_else_is_moved(producer):
     orders = (NAMES, NAMES[::-1], NAMES[3:8])
     starts = sorted({0, producer.world_size // 2, producer.world_size})  # the same, some, none
-    others = LAYOUTS[LAYOUTS.index(producer) % EVERY :: EVERY]
+    index = LAYOUTS.index(producer)
+    others = [
+        consumer
+        for number, consumer in enumerate(LAYOUTS)
+        if (number + index + index // 8 + 2) % EVERY == 0
+        or max(producer.world_size, consumer.world_size) <= 2
+    ]
     for consumer, start, names in product(others, starts, orders):
         produced_by(producer).run(consumer, start, names, host_of=lambda w: w // 4)
 

@@ -100,9 +100,9 @@ def expected(module):
 @settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     arrivals=st.lists(st.integers(0, 30), min_size=9, max_size=9),
-    max_running=st.sampled_from([1, 2, 3, 9, 30]),
-    prefix_bytes=st.sampled_from([0, 30_000, 1 << 20]),
-    max_tokens=st.sampled_from([None, 250, 500]),
+    max_running=st.sampled_from([3, 1, 2, 9, 30]),  # the first example has the first of each
+    prefix_bytes=st.sampled_from([30_000, 0, 1 << 20]),
+    max_tokens=st.sampled_from([250, None, 500]),
 )
 def test_whoever_else_runs_and_whenever_they_come(
     module, expected, arrivals, max_running, prefix_bytes, max_tokens
@@ -116,7 +116,7 @@ def test_whoever_else_runs_and_whenever_they_come(
 @settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     cuts=st.lists(st.integers(1, 15), min_size=1, max_size=4),
-    prefix_bytes=st.sampled_from([0, 1 << 20]),
+    prefix_bytes=st.sampled_from([1 << 20, 0]),
 )
 def test_in_one_request_or_in_several(module, cuts, prefix_bytes):
     prompt, num = (5, 9, 3), 24
@@ -141,8 +141,8 @@ def test_in_one_request_or_in_several(module, cuts, prefix_bytes):
 @pytest.mark.thorough
 @settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    retract_before=st.sets(st.integers(1, 39), max_size=4),
-    read_tokens=st.sampled_from([None, 1, 30]),
+    retract_before=st.sets(st.integers(1, 39), min_size=1, max_size=4),
+    read_tokens=st.sampled_from([1, None, 30]),
 )
 def test_however_often_retracted(module, expected, retract_before, read_tokens):
     engine = ContinuousEngine(module, max_running=4, read_tokens=read_tokens)

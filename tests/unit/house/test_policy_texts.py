@@ -50,7 +50,7 @@ ROOMS = (
 SMALL, LARGE = 32_000, 256_000  # characters
 MOST = 24  # times as long, of eight times the text: a quadratic reader takes 64
 Hostile = str | tuple[str, str]
-FLOOR_S = 0.002  # a small text's time is not known more exactly
+FLOOR_S = 0.001  # a small text's time is not known more exactly
 
 # ---- readers -------------------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -60,11 +59,13 @@ class Outer:
 
 
 @pytest.fixture(scope="module")
-def tree() -> Iterator[list[house.Module]]:
+def tree() -> list[house.Module]:
     """The parsed tree. The garbage collector would go through its nodes again and again as it grows."""
     gc.disable()
-    yield house.read_tree(ROOT)
-    gc.enable()
+    try:
+        return house.read_tree(ROOT)
+    finally:
+        gc.enable()
 
 
 @pytest.fixture(scope="module")

@@ -64,6 +64,31 @@ def test_lengths_are_those_that_the_worker_finds(model, template):
     assert special_tokens(model)["eos_token"] == tokenizer.eos_token
 
 
+@pytest.mark.parametrize("reads", ["c.arguments.a", "'x' + c.arguments"])
+def test_tools_and_calls_count_as_the_worker_writes_them(model, reads):
+    set_template(
+        model,
+        "{% for t in tools or [] %}{{ t | tojson(indent=2, sort_keys=True) }}{% endfor %}"
+        "{% for m in messages %}"
+        "{{ m.content }}{% for c in m.tool_calls or [] %}{{ "
+        + reads
+        + " }}{% endfor %}{% endfor %}",
+    )
+    tool = {"name": "b", "description": "add two numbers", "parameters": {}}
+    call = {"name": "b", "arguments": '{"a": "some text"}'}
+    asked = [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "3"},
+    ]
+    prompts, tools = [asked, asked, asked[:1]], [[tool], [], [tool, tool]]
+    for args in ({}, {"tools": [tool]}):
+        worker = PromptTokenizer(load_tokenizer(model), template_args=args)
+        found = prompt_lengths(model, prompts, tools=tools, template_args=args)
+        assert found == [len(worker.tokens(p, t)) for p, t in zip(prompts, tools, strict=True)]
+        assert len(set(found)) == 3 - bool(args)  # one's own tools go before those of the template
+
+
 def test_padding_kept_in_a_tokenizers_file_is_not_counted(model):
     expected = prompt_lengths(model, QUESTIONS)
     file = model / "tokenizer.json"

@@ -94,7 +94,9 @@ register_reward("unscreened", unscreened, cpu_s=0.5)
 
 
 @pytest.mark.thorough
-def test_the_guard_alone_keeps_code_from_files_and_ends_it(tmp_path: Path) -> None:
+def test_the_guard_alone_keeps_code_from_files_and_ends_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """As if such an answer were not recognised: the scorers evaluate it, in the guard."""
     mark = tmp_path / "mark"
     (tmp_path / "unscreened_rule.py").write_text(UNSCREENED.replace("GENERATORS", repr(EVALUATE)))
@@ -106,6 +108,7 @@ def test_the_guard_alone_keeps_code_from_files_and_ends_it(tmp_path: Path) -> No
     found = RewardRule("unscreened").score_all(answers)
     assert not mark.exists()
     assert [getattr(result, "value", 0.0) for result in found[-2:]] == [0.0, 0.0]
+    assert caplog.text.count("computed for more than 0.5 s") == 2  # they were evaluated
 
 
 @pytest.mark.parametrize(

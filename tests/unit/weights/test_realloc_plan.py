@@ -148,11 +148,15 @@ def check(shape, source, source_workers, target, target_workers, **options):
 @pytest.mark.thorough
 @pytest.mark.parametrize("source", TOPOLOGIES, ids=str)
 def test_pairs_of_layouts_up_to_eight_ranks(source):
-    """A third of all pairs, in which each layout has a third of the others on either side."""
-    offset = TOPOLOGIES.index(source) % EVERY
-    for number, target in list(enumerate(TOPOLOGIES))[offset::EVERY]:
+    """A third of all pairs, in which each layout has a third of the others on either side, and all of two
+    ranks at most."""
+    index = TOPOLOGIES.index(source)
+    for number, target in enumerate(TOPOLOGIES):
+        few = max(source.world_size, target.world_size) <= 2
+        if (number + index + index // 8 + 2) % EVERY and not few:
+            continue
         shape = shape_for(source, target, tied_embeddings=bool(number % 2))
-        first = number % (source.world_size + 1)  # from all workers in common to none
+        first = number // EVERY % (source.world_size + 1)  # from all workers in common to none
         check(
             shape,
             megatron_layout(shape, source),

@@ -137,6 +137,21 @@ def test_any_end_token_of_the_answer_ends_its_turn() -> None:
     assert rest == "\n<|im_start|>user\n2<|im_end|>\n<|im_start|>assistant\n"
 
 
+def test_a_mark_of_the_next_message_is_dropped_only_where_it_was_sampled() -> None:
+    tokenizer = FAMILIES["chatml"].tokenizer
+    end, mark = (tokenizer.convert_tokens_to_ids(x) for x in ("<|endoftext|>", "<|im_start|>"))
+    made = TemplateRenderer(
+        tokenizer,
+        end_ids=(end, mark),
+        template="{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+    )
+    talk = [user("1"), said("x"), user("2")]
+    rest = "user\n2<|im_start|>assistant\n"
+    for sampled, expected in ((mark, rest), (end, "<|im_start|>" + rest)):
+        assert text_of(made, made.behind(talk, 2, (), prompt=(), sampled=[sampled])) == expected
+
+
 def test_a_turn_with_calls_may_end_in_another_token() -> None:
     own = LLAMA3.replace("{{- '}<|eot_id|>' -}}", "{{- '}<|eom_id|>' -}}")
     assert own != LLAMA3
