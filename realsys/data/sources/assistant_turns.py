@@ -43,13 +43,13 @@ class AssistantTurn:
     Attributes:
         context: what sampling sees before it.
         target: what is trained, up to the mark that ends it.
-        untold: fields of the message with a text that the template does not write.
+        left_out: fields of the message with a text that the template does not write.
         is_whole: it writes the calls, if there are some, and any of the rest.
     """
 
     context: str
     target: str
-    untold: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     is_whole: bool = True
 
 
@@ -99,16 +99,16 @@ class TurnReader:
         whole = self._render([*before, turn], False)
         text = self._text(before, turn, context, whole)
         target = self._with_end(before, turn, text, whole)
-        untold = []
+        left_out = []
         for name, written in (("content", _without_thought(turn)), (THOUGHTS[0], _thought(turn))):
             if written.strip() and written.strip() not in target:
-                untold.append(name)
+                left_out.append(name)
         names = Counter(str(_function(call).get("name")) for call in turn.get("tool_calls") or ())
         if any(target.count(name) < count for name, count in names.items()):
-            untold.append("tool_calls")
+            left_out.append("tool_calls")
         is_left = bool(self._marks.sub("", target).strip())
-        is_whole = "tool_calls" not in untold and (not untold or is_left)
-        return AssistantTurn(context, target, tuple(untold), is_whole)
+        is_whole = "tool_calls" not in left_out and (not left_out or is_left)
+        return AssistantTurn(context, target, tuple(left_out), is_whole)
 
     def end_mark(self, prompt: Sequence[Message]) -> str:
         """Returns what ends a plain answer to ``prompt``. Raises as ``read`` does."""
@@ -260,8 +260,9 @@ def _begins(core: str, whole: str, marked: str) -> int:
     latest = len(_common_beginning(whole, marked))
     earliest = len(_common_beginning(whole, core))
     best, place = 0, latest
+    backwards = core[-_LOOK_BACK:][::-1]
     for at in range(latest, max(earliest, latest - _LOOK_BACK), -1):
-        alike = _common_beginning(whole[max(0, at - _LOOK_BACK) : at][::-1], core[::-1])
+        alike = _common_beginning(whole[max(0, at - _LOOK_BACK) : at][::-1], backwards)
         if len(alike) > best:
             best, place = len(alike), at
     return place

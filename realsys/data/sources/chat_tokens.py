@@ -109,11 +109,11 @@ class PromptTokenizer:
             raise _no_turn()
         reader = self._reader(tools)
         sequences: list[TrainedSequence] = []
-        untold: dict[str, None] = {}
+        left_out: dict[str, None] = {}
         text = ""  # of the last sequence
         for place in places:
             turn = reader.read(turns, place)
-            untold |= dict.fromkeys(turn.untold)
+            left_out |= dict.fromkeys(turn.left_out)
             if not turn.is_whole:
                 continue
             if not sequences or not turn.context.startswith(text):
@@ -124,7 +124,7 @@ class PromptTokenizer:
             text = turn.context + turn.target
         if not sequences:
             raise _no_turn()
-        return sequences, tuple(untold)
+        return sequences, tuple(left_out)
 
     def end_ids(self) -> list[int]:
         """Returns the tokens that end an answer: as the template ends a turn, else the end token."""

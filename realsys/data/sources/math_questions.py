@@ -266,7 +266,7 @@ class MathSFT(_MathRecords, MathSFTArguments):
     (``PromptTokenizer.conversation``).
     """
 
-    _untold: set[str] = field(init=False, repr=False, default_factory=set)
+    _left_out: set[str] = field(init=False, repr=False, default_factory=set)
 
     @functools.cached_property
     def _end_ids(self) -> list[int]:
@@ -314,12 +314,12 @@ class MathSFT(_MathRecords, MathSFTArguments):
         self, index: int, messages: Sequence[Message], tools: Sequence[Tool]
     ) -> list[TrainedSequence]:
         try:
-            sequences, untold = self._prompts.conversation(messages, tools)
+            sequences, left_out = self._prompts.conversation(messages, tools)
         except DataError as error:
             where = f"{self.records.where(index)}, {error.where}"
             raise DataError(error.what, where=where, fix=error.fix) from error
-        for name in {*untold} - self._untold:
-            self._untold.add(name)
+        for name in {*left_out} - self._left_out:
+            self._left_out.add(name)
             logger.warning(
                 "the chat template leaves out an assistant's text, which is not trained record=%s field=%s",
                 self.records.where(index),

@@ -39,6 +39,8 @@ PLAIN_TEMPLATE = """\
 {%- if add_generation_prompt -%}{{ 'assistant: ' }}{%- endif -%}
 """
 
+_MARK = "realsys-answer-stands-here"
+
 
 @dataclass(frozen=True, kw_only=True)
 class RenderedChat:
@@ -191,14 +193,13 @@ class TemplateRenderer:
 
     def _find_turn_end(self) -> str | None:
         """Returns the end token that the template writes behind an answer; None if it writes none."""
-        mark = "realsys-answer-stands-here"
         talk = [
             ChatMessage(role="user", content="?"),
-            ChatMessage(role="assistant", content=mark),
+            ChatMessage(role="assistant", content=_MARK),
             ChatMessage(role="user", content="?"),
         ]
         try:
-            _, found, behind = self._text(talk, ()).partition(mark)
+            _, found, behind = self._text(talk, ()).partition(_MARK)
         except DataError as error:
             raise ConfigError(
                 f"the chat template does not take a question, an answer and a question: {error.what}",
@@ -209,10 +210,9 @@ class TemplateRenderer:
 
     def _writes_turn_end(self) -> bool:
         """Returns whether a last answer has the token that ends a turn: else it is the next message's."""
-        mark = "realsys-answer-stands-here"
-        talk = [ChatMessage(role="user", content="?"), ChatMessage(role="assistant", content=mark)]
+        talk = [ChatMessage(role="user", content="?"), ChatMessage(role="assistant", content=_MARK)]
         try:
-            _, _, behind = self._text(talk, (), opens=False).partition(mark)
+            _, _, behind = self._text(talk, (), opens=False).partition(_MARK)
         except DataError:  # it takes no conversation that ends so
             return True
         return _first_of(self._ends, behind) is not None

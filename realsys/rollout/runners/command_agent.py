@@ -63,10 +63,10 @@ class CommandAgent(CommandArguments, EndpointAgent):
         log = self.host.folder / f"{task.id}.log"
         try:
             await asyncio.to_thread(_prepare, folder, log, self.task_json(task))
-            late = await self._run(seats, folder, log)
-            outcome = read_reward(folder / "reward", problem=late.problem)
-            if late.doubt is not None and outcome.reward is None and not outcome.rewards:
-                raise late.doubt
+            ended = await self._run(seats, folder, log)
+            outcome = read_reward(folder / "reward", problem=ended.problem)
+            if ended.doubt is not None and outcome.reward is None and not outcome.rewards:
+                raise ended.doubt
             if not outcome.problem and not self.keep_logs:
                 log.unlink(missing_ok=True)
             return outcome
@@ -82,15 +82,11 @@ class CommandAgent(CommandArguments, EndpointAgent):
             try:
                 while (code := process.poll()) is None and loop.time() < ends_s:
                     await asyncio.sleep(_POLL_S)
-                late = f"it was still running after {self.timeout_s:g} s"
-                try:
-                    outcome = self.out_of_time(seats, late)
-                except DoubtfulEnd as error:
-                    outcome = AgentOutcome(problem=late, doubt=error)
+                late = self._late(seats)  # before the program is given time to end
             finally:
                 await _end(process)
         if code is None:
-            return outcome
+            return late
         if code in _KILLED:  # by the node, or by what the policy wrote
             raise DoubtfulEnd(
                 f"the agent was killed by a signal, {_KILLED[code]}; its log ends: "
@@ -100,6 +96,13 @@ class CommandAgent(CommandArguments, EndpointAgent):
             )
         why = f"it ended with status {code}: {last_log_line(log)}" if code else ""
         return AgentOutcome(problem=why)
+
+    def _late(self, seats: Sequence[EpisodeSeat]) -> AgentOutcome:
+        what = f"it was still running after {self.timeout_s:g} s"
+        try:
+            return self.out_of_time(seats, what)
+        except DoubtfulEnd as error:  # raised only where the program has written no reward
+            return AgentOutcome(problem=what, doubt=error)
 
     def _spawn(
         self, seats: Sequence[EpisodeSeat], folder: Path, log: Path

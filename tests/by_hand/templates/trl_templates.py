@@ -156,7 +156,7 @@ def faults(template: Template, chat: Chat, counts: Counter[str]) -> Iterator[str
             counts["refused"] += 1
             continue
         counts["trained" if turn.is_whole else "left out"] += 1
-        counts.update(f"without {name}" for name in turn.untold)
+        counts.update(f"without {name}" for name in turn.left_out)
         ends = [found.end() for found in template.marks.finditer(turn.target)]
         if not ends or ends[-1] != len(turn.target):
             yield f"no end: {turn.target!r}"

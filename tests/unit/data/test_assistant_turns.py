@@ -193,8 +193,8 @@ def test_what_a_template_leaves_out_is_named():
     without = reader(PLAIN.replace("{{ m.content }}", "{{ m.content if not m.tool_calls }}"))
     turn = without.read([ASKED, thought(called("A"))], 1)
     assert turn.target == '<call>add{"a": 1}</call><end>'
-    assert (turn.untold, turn.is_whole) == (("content", "reasoning_content"), True)
-    assert without.read([ASKED, ONE], 1).untold == ()
+    assert (turn.left_out, turn.is_whole) == (("content", "reasoning_content"), True)
+    assert without.read([ASKED, ONE], 1).left_out == ()
 
 
 def test_a_turn_whose_calls_or_words_are_left_out_is_not_whole():
@@ -204,7 +204,7 @@ def test_a_turn_whose_calls_or_words_are_left_out_is_not_whole():
         PLAIN.replace(CALL, CALL.replace("m.tool_calls or []", "(m.tool_calls or [])[:1]")),
     ):
         turn = reader(template).read([ASKED, two], 1)
-        assert (turn.untold, turn.is_whole) == (("tool_calls",), False)
+        assert (turn.left_out, turn.is_whole) == (("tool_calls",), False)
     empty = PLAIN.replace("{{ m.content }}", "{{ m.content if m.role != 'assistant' }}")
     assert not reader(empty).read([ASKED, ONE], 1).is_whole
     assert reader(empty).read([ASKED, said("assistant", "")], 1).is_whole
@@ -226,7 +226,7 @@ def test_thoughts_that_a_content_begins_with_stay_where_a_template_takes_them_of
         "{{ m.content }}<end>{% endif %}", "{{ m.content.split('</think>')[-1] }}<end>{% endif %}"
     )
     turn = reader(takes_off).read([ASKED, answer], 1)
-    assert (turn.target, turn.untold) == ("\nT\n\n</think>\n\nA<end>", ())
+    assert (turn.target, turn.left_out) == ("\nT\n\n</think>\n\nA<end>", ())
 
 
 def test_a_long_conversation_is_rendered_twice_a_turn():

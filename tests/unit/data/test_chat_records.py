@@ -141,8 +141,8 @@ def rendered(tokenizer: Any, sequence: TrainedSequence) -> str:
 
 
 def trained(tokenizer: Any, chat: list, tools: list | None = None) -> list[str]:
-    sequences, untold = PromptTokenizer(tokenizer).conversation(chat, tools or [])
-    assert untold == ()
+    sequences, left_out = PromptTokenizer(tokenizer).conversation(chat, tools or [])
+    assert left_out == ()
     return [rendered(tokenizer, sequence) for sequence in sequences]
 
 
@@ -236,9 +236,9 @@ def test_a_template_gets_the_first_form_that_it_takes(tokenizer: Any) -> None:
         "{% endfor %}<eos>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
     )
     tokenizer.chat_template = texts
-    sequences, untold = PromptTokenizer(tokenizer).conversation(chat)
+    sequences, left_out = PromptTokenizer(tokenizer).conversation(chat)
     assert rendered(tokenizer, sequences[0]).endswith('[two{"b": "three"}<eos>]')
-    assert untold == ("reasoning_content",)
+    assert left_out == ("reasoning_content",)
 
 
 @pytest.mark.parametrize("arguments", ['{"a": 1}', "", "{", "[1]", {"a": 1}])
