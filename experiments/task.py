@@ -15,7 +15,7 @@ import traceback
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from experiments.parts.agent_files import (
     agent_file_problems,
@@ -329,6 +329,11 @@ class FileTask(Task):
     template_args: Mapping[str, Any] = option(
         {}, "keyword arguments of the tokenizer's chat template, e.g. {enable_thinking: false}"
     )
+    marks_as_text: Literal["tools", "all", "none"] = option(
+        "tools",
+        "in whose texts the chat template's marks (<|im_end|>) are text and no control tokens: results of "
+        "tools, all but the policy's, or nobody's",
+    )
     keep: tuple[str, ...] = option((), "registered filters; a record stays if all return True")
     transform: tuple[str, ...] = option(
         (), "registered transforms of the records that stay, in this order"
@@ -361,6 +366,7 @@ class FileTask(Task):
             "columns": to_plain(self.columns) if self.columns != Columns() else None,
             "system": self.system,
             "template_args": dict(self.template_args),
+            "marks_as_text": self.marks_as_text if self.marks_as_text != "tools" else None,
             "keep": list(self.keep),
             "transform": list(self.transform),
             "whole_answers": self.whole_answers,

@@ -12,6 +12,7 @@ from experiments.parts.chosen_settings import MeasuredQuestions
 from experiments.parts.rule_trials import declared_problems
 from realsys.api import registry
 from realsys.api.basics.record_names import is_hub_name
+from realsys.api.basics.template_args import reserved_among, unread_argument
 from realsys.api.basics.reward import KNOWN_FIELDS, reward_terms
 from realsys.api.errors import CheckpointError, ConfigError, DataError
 from realsys.data.sources.dataset_arguments import DROP, MathRecordsArguments
@@ -25,7 +26,6 @@ MAX_SAMPLED_QUESTIONS = (
     1000  # questions of a file whose tokens a plan counts; workers count the others
 )
 MOST_TOOL_CHARS = 8 << 20  # of the tools of questions that are rendered together
-_RESERVED = ("add_generation_prompt", "conversation", "messages", "tokenize")
 
 
 def absolute(path: str | None) -> str | None:
@@ -150,9 +150,9 @@ def _setting(kind: str) -> str:
 
 def _template_problem(data: MathRecordsArguments, tokenizer_dir: str | None) -> ConfigError | None:
     """Returns what is wrong with settings of the chat template."""
-    if reserved := [name for name in _RESERVED if name in data.template_args]:
+    if reserved := reserved_among(data.template_args):
         return ConfigError(
-            f"{reserved[0]} is given to the template by realsys itself",
+            f"{reserved} is given to the template by realsys itself",
             where="task.template_args",
             fix="leave it out",
         )
@@ -162,10 +162,11 @@ def _template_problem(data: MathRecordsArguments, tokenizer_dir: str | None) -> 
     from realsys.models.prompt_lengths import chat_template
 
     try:
-        if chat_template(Path(tokenizer_dir).expanduser()) is not None:
-            return None
+        template = chat_template(Path(tokenizer_dir).expanduser())
     except CheckpointError:
         return None  # reported by the check of the directory
+    if template is not None:
+        return unread_argument(template, data.template_args, where="task.template_args")
     return ConfigError(
         "the tokenizer has no chat template",
         where=f"{setting} and {tokenizer_dir}",
@@ -234,6 +235,7 @@ class SampledQuestions:
                 [question.prompt for question in part],
                 system=self._data.system,
                 template_args=self._data.template_args,
+                marks_as_text=self._data.marks_as_text,
                 tools=[question.tools for question in part],
             )
             if found is None:

@@ -40,6 +40,7 @@ from realsys.models.skeleton import (
     stored_names,
     unused_names,
 )
+from realsys.models.tokenizer_files import TokenizerFiles
 from realsys.models.weight_files import WeightFiles
 from realsys.models.weight_writer import MAX_FILE_BYTES, WeightSpec, can_write, write_weights
 
@@ -82,10 +83,15 @@ def token_skipped_by_scores(config: Any) -> int | None:
 
 
 def load_tokenizer(path: str | Path) -> Any:
-    """Loads the tokenizer in ``path``; it pads on the left, with the EOS token if it has no pad token."""
+    """Loads the tokenizer in ``path``; it pads on the left, with the EOS token if it has no pad token.
+
+    ``tokenizer.files`` are its ``TokenizerFiles``, which ``save_hf`` writes.
+    """
     check_hf_directory(path)
     with _as_checkpoint_error(path):
         tokenizer = AutoTokenizer.from_pretrained(path, **_LOCAL)
+        own_names = [name for name in tokenizer.vocab_files_names.values() if name]
+        tokenizer.files = TokenizerFiles.read(Path(path), own_names)
     tokenizer.padding_side = "left"
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -189,11 +195,25 @@ def end_token_ids(tokenizer: Any, generation_config: Any) -> list[int]:
     Args:
         generation_config: a transformers ``GenerationConfig``, or None.
     """
+    own = _own_ends(tokenizer, generation_config)
+    of_turn = PromptTokenizer(tokenizer).end_ids()
+    return sorted({*own, *of_turn} if len(of_turn) == 1 else own)
+
+
+def _own_ends(tokenizer: Any, generation_config: Any) -> set[int]:
     own = getattr(generation_config, "eos_token_id", None)
     several = own if isinstance(own, list | tuple) else [own]
-    of_turn = PromptTokenizer(tokenizer).end_ids()
-    ends = (tokenizer.eos_token_id, *several, *(of_turn if len(of_turn) == 1 else ()))
-    return sorted({int(i) for i in ends if i is not None})
+    return {int(i) for i in (tokenizer.eos_token_id, *several) if i is not None}
+
+
+def _end_turns(module: Any, tokenizer: Any) -> None:
+    """Has whoever generates with a saved model stop where its turns end, as they did when it was trained."""
+    if tokenizer is None or not module.can_generate():
+        return
+    config = module.generation_config
+    ends = end_token_ids(tokenizer, config)
+    if {*ends} != _own_ends(tokenizer, config):
+        config.eos_token_id = ends
 
 
 def load_generation_config(path: str | Path) -> Any:
@@ -278,7 +298,7 @@ def save_hf(
     time may write a target.
 
     Args:
-        tokenizer: None writes no tokenizer.
+        tokenizer: written as it was read, if ``load_tokenizer`` has read it; None writes no tokenizer.
         state_dict: full weights, if ``module`` holds only shards of them.
         also: called with the directory, to write further files into it.
         weights: full weights, each of which exists only while it is written; for modules that
@@ -288,6 +308,7 @@ def save_hf(
     target.parent.mkdir(parents=True, exist_ok=True)
     partial, old = (target.parent / f".{target.name}.{end}" for end in ("partial", "old"))
     shutil.rmtree(partial, ignore_errors=True)
+    _end_turns(module, tokenizer)
     if weights is None:
         state_dict = untied(module, module.state_dict() if state_dict is None else state_dict)
         kinds = {name: WeightSpec.of(x) for name, x in state_dict.items()}
@@ -302,7 +323,9 @@ def save_hf(
             partial.mkdir(parents=True)
             _save_config(module, partial, weights.kinds)
             write_weights(partial, weights.kinds, weights.weights, max_bytes=MAX_FILE_BYTES)
-        if tokenizer is not None:
+        if (files := getattr(tokenizer, "files", None)) is not None:
+            files.write(partial)
+        elif tokenizer is not None:
             tokenizer.save_pretrained(partial)
     if also is not None:
         also(partial)

@@ -11,11 +11,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from realsys.api.basics.bounded_files import read_bounded_text
+from realsys.api.basics.template_args import template_for
 from realsys.api.errors import CheckpointError
+from realsys.data.sources.marks_as_text import BREAK, MarksAsText, marks_of
 from realsys.data.sources.record_shape import Message, Tool, template_forms, with_system
 from realsys.models import render_template
 from realsys.models.hf_directory import read_json
@@ -96,6 +99,7 @@ def prompt_lengths(
     system: str | None = None,
     template_args: Mapping[str, Any] | None = None,
     tools: Sequence[Sequence[Tool]] = (),
+    marks_as_text: str = "tools",
 ) -> list[int] | None:
     """Counts the prompt tokens of each question; None if only the worker can tokenize.
 
@@ -104,6 +108,7 @@ def prompt_lengths(
         system: system prompt for those that have none.
         template_args: keyword arguments of the template.
         tools: of each question, for the template; empty: there are none.
+        marks_as_text: in whose texts the template's marks are text.
     Raises:
         CheckpointError: the tokenizer or its chat template is faulty, messages have none, or a text has no
             tokens.
@@ -113,9 +118,25 @@ def prompt_lengths(
     if tokenizer is None:
         return None
     if template is not None:
-        asked = [_messages(prompt, system) for prompt in prompts]
         special = special_tokens(root)
-        texts = render(template, special, asked, where=str(root), args=template_args, tools=tools)
+        added = [(str(t), t.special) for t in tokenizer.get_added_tokens_decoder().values()]
+        args = dict(template_args or {})
+        texts = [""] * len(prompts)
+        for with_tools in (False, True):
+            offers = [bool((tools[i] if tools else ()) or args.get("tools")) for i in range(len(prompts))]
+            places = [i for i, offered in enumerate(offers) if offered == with_tools]
+            chosen = chat_template(root, tools=with_tools) or template
+            literal = MarksAsText(marks_of(added, special.values(), chosen), of=marks_as_text)
+            rendered = places and render(
+                chosen,
+                special,
+                [literal.messages(_messages(prompts[i], system)) for i in places],
+                where=str(root),
+                args=args,
+                tools=[tools[i] for i in places] if tools else (),
+            )
+            for i, text in zip(places, rendered, strict=True):
+                texts[i] = text
         bos = None
     else:
         plain = [p for p in prompts if isinstance(p, str)]
@@ -143,15 +164,19 @@ def text_lengths(path: str | Path, texts: Sequence[str]) -> list[int] | None:
 
 def _lengths(tokenizer: Any, texts: Sequence[str], root: Path) -> list[int]:
     """Raises CheckpointError: a text has what the tokenizer has no token for."""
+    parts = [text.split(BREAK) for text in texts]
     try:
-        encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
+        encodings = tokenizer.encode_batch(
+            [part for of_text in parts for part in of_text], add_special_tokens=False
+        )
     except Exception as error:  # tokenizers raises nothing more special
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         text = next((t for t in texts if not _is_encoded(tokenizer, t)), texts[0])
         what = f"the tokenizer can't encode {text[:100]!r}: {said[:200]}"
         fix = "use a tokenizer that takes any text, e.g. one with an unknown token"
         raise CheckpointError(what, where=str(root / "tokenizer.json"), fix=fix) from None
-    return [len(e.ids) for e in encodings]
+    lengths = iter(len(encoding.ids) for encoding in encodings)
+    return [sum(islice(lengths, len(of_text))) for of_text in parts]
 
 
 def _is_encoded(tokenizer: Any, text: str) -> bool:
@@ -204,19 +229,25 @@ def special_tokens(root: Path) -> dict[str, str]:
     return found
 
 
-def chat_template(root: Path) -> str | None:
-    """Returns the template that a tokenizer loaded from here would use for a question."""
-    file = root / "chat_template.jinja"
-    if file.is_file():
+def chat_template(root: Path, *, tools: bool = False) -> str | None:
+    """Returns the template that a tokenizer loaded from here would use for a question, or one with tools."""
+    return template_for(_named_templates(root), tools=tools)
+
+
+def _named_templates(root: Path) -> dict[str, str]:
+    """Returns the templates of a tokenizer by name; the one that has none is ``default``."""
+    found = _json(root / "tokenizer_config.json").get("chat_template")
+    listed = found if isinstance(found, list) else [{"name": "default", "template": found}]
+    named = {str(t.get("name")): t.get("template") for t in listed if isinstance(t, dict)}
+    files = {file.stem: file for file in (root / "additional_chat_templates").glob("*.jinja")}
+    if (own := root / "chat_template.jinja").is_file():
+        named, files = {}, {**files, "default": own}
+    for name, file in files.items():
         try:
-            return read_bounded_text(file)
+            named[name] = read_bounded_text(file)
         except (OSError, ValueError) as error:
             raise _template_error(f"it can't be read: {error}", str(file)) from None
-    found = _json(root / "tokenizer_config.json").get("chat_template")
-    if isinstance(found, list):  # several templates, by name
-        named = {t.get("name"): t.get("template") for t in found if isinstance(t, dict)}
-        found = named.get("default")
-    return found if isinstance(found, str) and found else None
+    return {name: text for name, text in named.items() if isinstance(text, str) and text}
 
 
 def render(
@@ -282,17 +313,8 @@ def check_conversations(path: str | Path, *, template: str | None = None) -> Non
         CheckpointError: it does not compile, or does not end, or fills the memory.
     """
     root = Path(path)
-    for found in _templates(root) if template is None else [template]:
+    for found in _named_templates(root).values() if template is None else [template]:
         render(found, special_tokens(root), [], where=str(root), trials=_TRIALS)
-
-
-def _templates(root: Path) -> list[str]:
-    """Returns the template for questions, and one that is used where there are tools."""
-    found = [chat_template(root)]
-    listed = _json(root / "tokenizer_config.json").get("chat_template")
-    if isinstance(listed, list):
-        found += [t.get("template") for t in listed if isinstance(t, dict)]
-    return list(dict.fromkeys(t for t in found if isinstance(t, str) and t))
 
 
 def _template_error(what: str, where: str) -> CheckpointError:

@@ -22,6 +22,12 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "repetition_penalty": (1,),
     "logit_bias": ({},),
+    "stop_token_ids": ([],),
+    "ignore_eos": (False,),
+    "allowed_token_ids": ([],),
+    "bad_words": ([],),
+    "length_penalty": (1,),
+    "use_beam_search": (False,),
 }
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from realsys.rollout.dialects import body_fields
+from realsys.rollout.dialects import body_fields, request_extras
 from realsys.rollout.dialects.body_fields import refused
 from realsys.rollout.dialects.server_sent_events import DONE, data_event
 
@@ -20,7 +20,7 @@ MIN_LOGPROB = -9999.0  # JSON has no infinity
 Prompt = str | list[int]
 
 
-class CompletionBody(body_fields.SamplingFields, kw_only=True):
+class CompletionBody(request_extras.ExtraFields, kw_only=True):
     """A request's body."""
 
     prompt: str | list[Any]
@@ -88,6 +88,9 @@ def read(body: bytes) -> CompletionRequest:
         )
     if fields.suffix:
         raise refused("text between others is not served", where="suffix", fix="leave it out")
+    request_extras.refuse_extras(fields)
+    if name := next(iter(request_extras.template_args_of(fields)), None):
+        raise refused("no chat template is filled here", where=name, fix="leave it out")
     n = body_fields.positive(fields.n, "n", body_fields.MAX_REPLIES) or 1
     if fields.best_of is not None and fields.best_of != n:
         raise refused("only as many as n are served", where="best_of", fix="leave it out")

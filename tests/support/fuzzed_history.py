@@ -79,24 +79,36 @@ def session_of(
     match: MessageMatch = MessageMatch.TOOLS,
     keep_thoughts: bool = True,
     renderer: str = TEMPLATE,
+    template: str | None = None,
 ) -> EpisodeSession:
-    """Makes a session over a family's tokenizer, and its template or another renderer."""
-    settings = _settings(family, match, keep_thoughts=keep_thoughts, renderer=renderer)
+    """Makes a session over a family's tokenizer, and its template or another one, or another renderer."""
+    settings = _settings(
+        family, match, keep_thoughts=keep_thoughts, renderer=renderer, template=template
+    )
     return EpisodeSession(id="e", policy=policy, settings=settings)
 
 
-_MADE: dict[tuple[ChatFamily, str, bool, str], SessionSettings] = {}
+_MADE: dict[tuple[Any, ...], SessionSettings] = {}
 
 
 def _settings(
-    family: ChatFamily, match: MessageMatch, *, keep_thoughts: bool, renderer: str
+    family: ChatFamily,
+    match: MessageMatch,
+    *,
+    keep_thoughts: bool,
+    renderer: str,
+    template: str | None,
 ) -> SessionSettings:
-    place = (family, match.value, keep_thoughts, renderer)
+    place = (family, match.value, keep_thoughts, renderer, template)
     if place not in _MADE:
         tokenizer = family.tokenizer
         _MADE[place] = SessionSettings(
             renderer=make_renderer(
-                renderer, tokenizer, end_ids=family.end_ids, keep_thoughts=keep_thoughts
+                renderer,
+                tokenizer,
+                end_ids=family.end_ids,
+                template=template,
+                keep_thoughts=keep_thoughts,
             ),
             form=form_of_template(family.template),
             decode=lambda tokens: str(tokenizer.decode(list(tokens))),

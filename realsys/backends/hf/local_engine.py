@@ -40,6 +40,7 @@ from realsys.generation.cache_bytes import ROWS_OF_GPU
 from realsys.generation.engine.cache_room import room_on_gpu
 from realsys.generation.engine.embedded_engine import GenerationResult, generate
 from realsys.generation.engine.sampling import row_seed
+from realsys.generation.engine.textless_ids import textless_ids
 from realsys.models.hf import end_token_ids
 from realsys.weights.layouts.boxes import Box
 
@@ -296,15 +297,18 @@ def answer_prompts(
     prompts = [x.data[PROMPTS].to(device) for x in input_.select([PROMPTS]).unpack()]
     seeds = [row_seed(base_seed, i, k, 0) for i in input_.ids for k in range(gconfig.n)]
     asked = [prompt for prompt in prompts for _ in range(gconfig.n)]
+    ends = end_token_ids(tokenizer, getattr(module, "generation_config", None))
+    vocabulary = module.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
     result = generate(
         module,
         asked,
         gconfig,
-        eos_token_ids=end_token_ids(tokenizer, getattr(module, "generation_config", None)),
+        eos_token_ids=ends,
         pad_token_id=tokenizer.pad_token_id or 0,
         row_seeds=torch.tensor(seeds, dtype=torch.int64),
         max_batch=ROWS_OF_GPU if device.type == "cuda" else None,
         max_tokens=_cache_tokens(module, mb_spec, len(asked)),
+        textless=textless_ids(tokenizer, vocabulary=vocabulary, ends=ends),
     )
     kept = repeat(None) if result.kept is None else result.kept
     rows = list(map(answer_row, asked, result.tokens, result.logprobs, kept))

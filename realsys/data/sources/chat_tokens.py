@@ -18,6 +18,7 @@ from typing import Any
 
 from realsys.api.errors import DataError
 from realsys.data.sources.assistant_turns import TurnReader, any_of
+from realsys.data.sources.marks_as_text import MarksAsText, added_tokens, marks_of, tokens_of
 from realsys.data.sources.record_shape import Message, Tool, template_forms, with_system
 
 PROBE = "1 + 1 = ?"
@@ -42,6 +43,7 @@ class PromptTokenizer:
     Args:
         system: system prompt for messages that have none.
         template_args: keyword arguments of the chat template.
+        marks_as_text: in whose texts the template's marks are text: ``tools``, ``all`` or ``none``.
     Raises:
         DataError: one of these is given, and the tokenizer has no chat template.
     """
@@ -52,8 +54,10 @@ class PromptTokenizer:
         *,
         system: str | None = None,
         template_args: Mapping[str, Any] | None = None,
+        marks_as_text: str = "tools",
     ) -> None:
         self.tokenizer = tokenizer
+        self._marks_as_text = marks_as_text
         self.has_template = bool(getattr(tokenizer, "chat_template", None))
         self._system, self._args = system, dict(template_args or {})
         if not self.has_template and (system is not None or self._args):
@@ -82,9 +86,8 @@ class PromptTokenizer:
         return tokens if self.has_template else [*_bos(self.tokenizer), *tokens]
 
     def ids(self, text: str) -> list[int]:
-        """Tokenizes a text as it is."""
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False).input_ids
-        return ids
+        """Tokenizes a text as it is, but for broken marks."""
+        return tokens_of(text, lambda part: self.tokenizer(part, add_special_tokens=False).input_ids)
 
     def conversation(
         self, messages: Sequence[Message], tools: Sequence[Tool] = ()
@@ -145,11 +148,18 @@ class PromptTokenizer:
         added: dict[str, int] = getattr(self.tokenizer, "get_added_vocab", dict)()
         return any_of({*added, *map(str, self.tokenizer.all_special_tokens)})
 
+    @functools.cached_property
+    def _literal(self) -> MarksAsText:
+        special = [str(token) for token in self.tokenizer.all_special_tokens]
+        template = self.tokenizer.chat_template
+        marks = marks_of(added_tokens(self.tokenizer), special, str(template))
+        return MarksAsText(marks, of=self._marks_as_text)
+
     def _rendered(
         self, messages: Sequence[Message], tools: Sequence[Tool], *, opens_answer: bool
     ) -> str:
         first: Exception | None = None
-        for form in template_forms(messages):
+        for form in template_forms(self._literal.messages(messages)):
             try:
                 text: str = self.tokenizer.apply_chat_template(
                     form,

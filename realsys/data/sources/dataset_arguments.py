@@ -47,6 +47,7 @@ class MathRecordsArguments:
         columns: which fields of a record are asked and known.
         system: system prompt put before messages that have none.
         template_args: keyword arguments of the tokenizer's chat template.
+        marks_as_text: in whose texts the template's marks are text, see marks_as_text.py.
         keep: filters, by their registered names.
         transform: transforms, by their registered names.
         whole_answers: the known answer is all of it; else what follows the last ``####``.
@@ -68,6 +69,7 @@ class MathRecordsArguments:
     columns: Columns = Columns()
     system: str | None = None
     template_args: Mapping[str, Any] = field(default_factory=dict)
+    marks_as_text: Literal["tools", "all", "none"] = "tools"
     keep: tuple[str, ...] = ()
     transform: tuple[str, ...] = ()
     whole_answers: bool = False

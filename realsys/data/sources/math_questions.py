@@ -104,7 +104,10 @@ class _MathRecords(MathRecordsArguments):
                 fix=did_you_mean(self.split, SPLITS),
             )
         prompts = PromptTokenizer(
-            self.tokenizer, system=self.system, template_args=self.template_args
+            self.tokenizer,
+            system=self.system,
+            template_args=self.template_args,
+            marks_as_text=self.marks_as_text,
         )
         object.__setattr__(self, "_prompts", prompts)
         object.__setattr__(self, "records", records_of(self, self.seed))

@@ -73,6 +73,7 @@ class ContinuousEngine:
             good part more (``Row.expected``). Where answers get longer, the newest wait again, to be read
             anew later.
         tokenizer: needed for ``stop_texts`` and grammars.
+        textless: ids that are never sampled, see textless_ids.py.
         version: version of the weights.
         quantize: ``int8`` or ``fp8`` keeps such a copy of the linear layers; only with a fast path.
         prefix_bytes: bound of what is remembered of prompts; 0 remembers nothing.
@@ -90,6 +91,7 @@ class ContinuousEngine:
         max_running: int = 64,
         max_tokens: int | None = None,
         tokenizer: Any = None,
+        textless: Sequence[int] = (),
         version: int = 0,
         quantize: Literal["none", "int8", "fp8"] = "none",
         prefix_bytes: int = 1 << 28,
@@ -109,7 +111,7 @@ class ContinuousEngine:
             self.slots: Slots = self._make_slots(quantize, prefix_bytes)
             size = rounded(max_running, LARGEST_GRANULE)
             self._tokens = torch.full((size,), pad_token_id, device=self.device)
-        self._sampler = SlotSampler(self.device)
+        self._sampler = SlotSampler(self.device, textless)
         self._banned = _BannedTokens()
         self._waiting: deque[Row] = deque()
         self._running: dict[int, Row] = {}  # by slot, in the order of their admission

@@ -64,6 +64,7 @@ def generate(
     row_seeds: Tensor,
     max_batch: int | None = None,
     max_tokens: int | None = None,
+    textless: Sequence[int] = (),
 ) -> GenerationResult:
     """Generates one answer to each prompt, without dropout; repeat a prompt for several answers.
 
@@ -77,6 +78,7 @@ def generate(
         max_batch: most rows decoded together; None for all at once.
         max_tokens: size of the key-value cache in tokens, at least one whole row's; None: no
             bound. Answers do not depend on it where they don't depend on their neighbours.
+        textless: ids that are never sampled, see textless_ids.py.
     Raises:
         DataError: an empty prompt, or one too long for the model's positions.
     """
@@ -96,13 +98,20 @@ def generate(
             max_running=num_rows,
             max_tokens=room,
             keep_answers=False,
+            textless=textless,
         )
         return _generate_continuously(engine, prompts, gconfig, row_seeds, order)
     logger.debug("generic decoder chosen reason=%r", obstacle)
     if max_tokens is not None:
         num_rows = min(num_rows, max(1, max_tokens // longest))
+    device = next(module.parameters()).device
+    sampler = Sampler(
+        gconfig,
+        torch.tensor(sorted(stop_ids), device=device).long(),
+        torch.tensor(textless, device=device).long() if textless else None,
+    )
     return _generate_in_batches(
-        module, prompts, gconfig, stop_ids, pad_token_id, row_seeds, order, num_rows
+        module, prompts, sampler, pad_token_id, row_seeds, order, num_rows
     )
 
 
@@ -142,15 +151,13 @@ def _generate_continuously(
 def _generate_in_batches(
     module: nn.Module,
     prompts: Sequence[Tensor],
-    gconfig: GenerationHyperparameters,
-    stop_ids: frozenset[int],
+    sampler: Sampler,
     pad_token_id: int,
     row_seeds: Tensor,
     order: Sequence[int],
     max_batch: int,
 ) -> GenerationResult:
-    device = next(module.parameters()).device
-    stops = torch.tensor(sorted(stop_ids), device=device).long()
+    device, gconfig = next(module.parameters()).device, sampler.gconfig
     tokens: list[Tensor] = [torch.empty(0)] * len(prompts)
     logprobs = list(tokens)
     kept: list[list[bytes]] = [[] for _ in prompts]
@@ -159,9 +166,9 @@ def _generate_in_batches(
         decoder = GenericDecoder(module)
         for start in range(0, len(prompts), max_batch):
             rows = list(order[start : start + max_batch])
-            batch = _Batch(decoder, Sampler(gconfig, stops), pad_token_id, device)
+            batch = _Batch(decoder, sampler, pad_token_id, device)
             answers, answer_logprobs = batch.run([prompts[i] for i in rows], row_seeds[rows])
-            ended, lengths = _lengths(answers, stops)
+            ended, lengths = _lengths(answers, sampler.stop_ids)
             truncated[rows] = ~ended
             for i, length, a, b in zip(rows, lengths, answers, answer_logprobs, strict=True):
                 tokens[i], logprobs[i] = a[:length], b[:length]

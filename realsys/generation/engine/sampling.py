@@ -85,10 +85,12 @@ class Sampler:
 
     Attributes:
         stop_ids: int64 ``[S]``, tokens that end an answer; not picked before ``min_new_tokens``.
+        textless: int64, ids that are never picked; None: there are none.
     """
 
     gconfig: GenerationHyperparameters
     stop_ids: Tensor
+    textless: Tensor | None = None
 
     def pick(self, logits: Tensor, uniform: Tensor, position: int) -> tuple[Tensor, Tensor]:
         """Samples tokens (int64 ``[B]``) and computes their log-probs (float32 ``[B]``).
@@ -105,9 +107,9 @@ class Sampler:
         if self.gconfig.greedy:
             token = allowed.argmax(dim=-1)
         else:
-            token = sample(
-                allowed.exp(), uniform, top_k=self.gconfig.top_k, top_p=self.gconfig.top_p
-            )
+            # Where the ids that are left out have nearly all, exp would leave nothing
+            probs = allowed.exp() if self.textless is None else torch.softmax(allowed, dim=-1)
+            token = sample(probs, uniform, top_k=self.gconfig.top_k, top_p=self.gconfig.top_p)
         return token, logprob_BV.gather(1, token[:, None])[:, 0]
 
     def pick_kept(
@@ -127,11 +129,14 @@ class Sampler:
         return draw.token, logprob.float(), encode_kept_sets(kept)
 
     def _logprobs(self, logits: Tensor, position: int) -> tuple[Tensor, Tensor]:
-        """Returns log-probs ``[B, V]`` over all tokens, and these with -inf for tokens not allowed yet."""
+        """Returns log-probs ``[B, V]`` over all tokens, and these with -inf for tokens not allowed (yet)."""
         logprob_BV = torch.log_softmax(logits.float() / self.gconfig.temperature, dim=-1)
+        allowed = logprob_BV
+        if self.textless is not None:
+            allowed = allowed.index_fill(1, self.textless, -torch.inf)
         if position < self.gconfig.min_new_tokens:
-            return logprob_BV, logprob_BV.index_fill(1, self.stop_ids, -torch.inf)
-        return logprob_BV, logprob_BV
+            allowed = allowed.index_fill(1, self.stop_ids, -torch.inf)
+        return logprob_BV, allowed
 
 
 def encode_kept_sets(kept: Tensor) -> list[bytes]:
@@ -284,10 +289,15 @@ class SlotSampler:
     """Samples the next tokens of rows by slot, each row with its own settings.
 
     A row's token depends only on its own logits, settings, seed and position, as with ``Sampler``.
+
+    Args:
+        textless: ids that are never picked; log-probs stay those over all tokens, kept sets apart.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, textless: Sequence[int] = ()) -> None:
         self.device = device
+        ids = torch.tensor(textless, dtype=torch.int64, device=device)
+        self._textless = ids if len(ids) else None
         self._keys = np.zeros(0, dtype=np.uint64)
         self._positions = np.zeros(0, dtype=np.uint64)
         self._pickings: dict[int, Picking] = {}
@@ -353,8 +363,12 @@ class SlotSampler:
             logits = logits / temperature
         probs = torch.softmax(logits, dim=-1)
         allowed, allowed_probs = logits, probs
+        if self._textless is not None:
+            allowed = allowed.index_fill(1, self._textless, -torch.inf)
         if banned is not None:
-            allowed = logits.masked_fill(banned, -torch.inf)
+            allowed = allowed.masked_fill(banned, -torch.inf)
+        is_restricted = allowed is not logits
+        if is_restricted:
             allowed_probs = torch.softmax(allowed, dim=-1)
         share = kept = None
         picking = next(iter(self._count))
@@ -369,16 +383,17 @@ class SlotSampler:
             token = sample(allowed_probs, uniform, top_k=picking.top_k, top_p=picking.top_p)
         # In double: the logarithm of few numbers must not depend on where in a vector they stand.
         logprob = probs.gather(1, token[:, None])[:, 0].double().log_().float()
-        if banned is not None:
+        if is_restricted:
             # Where what is likely is banned, what is left may have a probability that float32 can't hold.
             exact = torch.log_softmax(logits, dim=-1).gather(1, token[:, None])[:, 0]
             logprob = torch.where(logprob < _RARE, exact, logprob)
-        if share is None or (kept is None and banned is None):
+        if share is None or (kept is None and not is_restricted):
             return token, logprob, None
         picked = allowed_probs.gather(1, token[:, None])[:, 0].double()
         of_kept = (picked.log() - share.log()).float()
-        if banned is not None:
-            kept = ~banned if kept is None else kept & ~banned
+        if is_restricted:
+            possible = ~allowed.isneginf()
+            kept = possible if kept is None else kept & possible
         assert kept is not None
         if vectors is not None:
             logprob, kept = (

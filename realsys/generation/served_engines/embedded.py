@@ -25,6 +25,7 @@ from realsys.generation.engine.continuous import ContinuousEngine
 from realsys.generation.engine.engine_requests import GenerationOutput, GenerationRequest
 from realsys.generation.engine.row import room_left
 from realsys.generation.engine.sampling import row_seed
+from realsys.generation.engine.textless_ids import textless_ids
 from realsys.generation.http.served_engine import Counters, EngineAnswer, Fetch, full_answer
 from realsys.generation.served_engines.engine_thread import EngineThread
 from realsys.generation.served_engines.staged_weights import StagedWeights, stage
@@ -230,6 +231,8 @@ class EmbeddedEngine:
     def _make(self) -> ContinuousEngine:
         if self.settings.num_threads is not None:
             torch.set_num_threads(self.settings.num_threads)
+        embedding: Any = self._module.get_input_embeddings()
+        vocabulary = embedding.weight.shape[0]
         # Its EOS is each request's own stop token: a request may ignore it.
         return ContinuousEngine(
             self._module,
@@ -238,6 +241,7 @@ class EmbeddedEngine:
             max_running=self.settings.max_running,
             max_tokens=self._max_tokens(),
             tokenizer=self._tokenizer,
+            textless=textless_ids(self._tokenizer, vocabulary=vocabulary, ends=self._eos),
             version=self._version,
             quantize=self.settings.quantize,
             prefix_bytes=self.settings.prefix_bytes,

@@ -60,6 +60,9 @@ class ChatRequest:
         logprobs: whether log-probs of the reply's tokens are told.
         stream: whether the reply comes as server-sent events; ``stream_usage``: whether those of Chat
             Completions end with the counts of tokens, as other dialects' always do.
+        continues: the reply goes on with the last message, which is the assistant's, and holds what is new.
+        template_args: of the chat template, for this request; one that the template does not read is refused.
+        template_hints: arguments that count where the template reads them, and are no mistake elsewhere.
         sampling: what the client wrote of temperature, top_p, top_k, min_p, seed, …; used only where the
             endpoint allows it.
         schema: JSON schema that the reply must follow; None: free text. ``schema_field``: where it stands
@@ -80,6 +83,9 @@ class ChatRequest:
     logprobs: bool = False
     stream: bool = False
     stream_usage: bool = False
+    continues: bool = False
+    template_args: Mapping[str, Any] = field(default_factory=dict)
+    template_hints: Mapping[str, Any] = field(default_factory=dict)
     sampling: Mapping[str, Any] = field(default_factory=dict)
     schema: Mapping[str, Any] | None = None
     schema_field: str = "response_format"

@@ -12,11 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from realsys.api.basics.template_args import names_in, template_for
 from realsys.api.basics.thoughts import THINK
 from realsys.api.errors import ConfigError, DataError
+from realsys.data.sources.marks_as_text import MarksAsText, added_tokens, marks_of, tokens_of
 from realsys.rollout.conversation.chat_messages import ChatMessage, ToolCall
 
 Tools = Sequence[Mapping[str, Any]]
+NO_ARGS: Mapping[str, Any] = {}
 
 # For tokenizers without a template of their own. Roles by name, turns that end in the end token, tools
 # and calls as Hermes models write them.
@@ -40,6 +43,7 @@ PLAIN_TEMPLATE = """\
 """
 
 _MARK = "realsys-answer-stands-here"
+_AS_IT_IS = {"add_special_tokens": False}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +63,22 @@ class ChatRenderer(Protocol):
 
     template: str
 
-    def whole(self, messages: Sequence[ChatMessage], tools: Tools) -> RenderedChat:
+    def reads(self, name: str) -> bool:
+        """Returns whether an argument of this name can be given with a request."""
+
+    def whole(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Tools,
+        *,
+        args: Mapping[str, Any] = NO_ARGS,
+        continues: bool = False,
+    ) -> RenderedChat:
         """Renders a conversation from its beginning.
 
+        Args:
+            args: of the template, besides and before those that it always gets.
+            continues: the last message is the assistant's and has no end: the policy goes on with it.
         Raises:
             DataError: the template refuses these messages.
         """
@@ -74,12 +91,15 @@ class ChatRenderer(Protocol):
         *,
         prompt: Sequence[int],
         sampled: Sequence[int],
+        args: Mapping[str, Any] = NO_ARGS,
+        continues: bool = False,
     ) -> RenderedChat | None:
         """Renders what stands behind ``messages[:answered]``, the last of which the policy wrote.
 
         Args:
             prompt: all tokens before that answer. sampled: its own; where the last one ends a turn, that
                 is not written twice.
+            args, continues: as of ``whole``.
         Returns:
             Tokens to put behind these, which stay as they are; None if the renderer does not know where
             the turn ends, or would change what stands before.
@@ -96,6 +116,7 @@ class TemplateRenderer:
         template_args: keyword arguments of the template, e.g. ``{"enable_thinking": False}``.
         keep_thoughts: thoughts of earlier answers stay where the template would drop them; else such a
             conversation is rendered anew, without them.
+        marks_as_text: in whose texts the template's marks are text: ``tools``, ``all`` or ``none``.
     """
 
     def __init__(
@@ -106,22 +127,39 @@ class TemplateRenderer:
         template: str | None = None,
         template_args: Mapping[str, Any] | None = None,
         keep_thoughts: bool = True,
+        marks_as_text: str = "tools",
     ) -> None:
         self.tokenizer, self.keep_thoughts = tokenizer, keep_thoughts
         own = getattr(tokenizer, "chat_template", None)
-        self.template = str(template or own or PLAIN_TEMPLATE)
+        self._plain = template or template_for(own, tools=False) or PLAIN_TEMPLATE
+        self.template = template or template_for(own, tools=True) or self._plain
         self._args = dict(template_args or {})
         self._end_ids = frozenset(end_ids)
+        self._names = names_in(self._plain) | names_in(self.template)
+        special = [str(token) for token in tokenizer.all_special_tokens]
+        marks = marks_of(added_tokens(tokenizer), special, self.template)
+        self._literal = MarksAsText(marks, of=marks_as_text)
         self._takes_developer = "developer" in self.template
         ends = [tokenizer.decode([i], skip_special_tokens=False) for i in sorted(self._end_ids)]
         self._ends = [end for end in ends if end]
         self._shows_turn_ends = self._find_turn_end() is not None
         self._ends_itself = self._shows_turn_ends and self._writes_turn_end()
 
-    def whole(self, messages: Sequence[ChatMessage], tools: Tools) -> RenderedChat:
+    def reads(self, name: str) -> bool:
+        """Returns whether the template has this name."""
+        return name in self._names
+
+    def whole(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Tools,
+        *,
+        args: Mapping[str, Any] = NO_ARGS,
+        continues: bool = False,
+    ) -> RenderedChat:
         """Renders a conversation from its beginning."""
-        text = self._text(messages, tools)
-        return RenderedChat(tokens=self._ids(text), thinking=opens_thoughts(text))
+        messages = self._broken(messages)
+        return self._rendered(self._context(messages, tools, args, continues), messages, continues)
 
     def behind(
         self,
@@ -131,15 +169,19 @@ class TemplateRenderer:
         *,
         prompt: Sequence[int],
         sampled: Sequence[int],
+        args: Mapping[str, Any] = NO_ARGS,
+        continues: bool = False,
     ) -> RenderedChat | None:
         """Renders what stands behind ``messages[:answered]``; of the tokens the last one counts."""
         if not self._shows_turn_ends:
             return None
-        if not self.keep_thoughts and self._drops_thoughts(messages, answered, tools):
+        messages = self._broken(messages)
+        if not self.keep_thoughts and self._drops_thoughts(messages, answered, tools, args):
             return None
         mark = _unused_mark(messages, tools)
         answer = _marked(messages[answered - 1], mark)
-        text = self._text([*messages[: answered - 1], answer, *messages[answered:]], tools)
+        marked = [*messages[: answered - 1], answer, *messages[answered:]]
+        text = self._context(marked, tools, args, continues)
         # The last one: a template may list the calls before the content, or echo them
         _, found, after_mark = text.rpartition(mark)
         turn_end = _first_of(self._ends, after_mark)
@@ -154,24 +196,79 @@ class TemplateRenderer:
             or self.tokenizer.decode([last], skip_special_tokens=False) == turn_end
         )
         text = rest if has_ended else turn_end + rest
-        return RenderedChat(tokens=self._ids(text), thinking=opens_thoughts(text))
+        return self._rendered(text, messages, continues)
 
-    def _drops_thoughts(self, messages: Sequence[ChatMessage], answered: int, tools: Tools) -> bool:
+    def _broken(self, messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+        return [
+            replace(m, content=self._literal.text(m.content)) if self._literal.is_of(m.role) else m
+            for m in messages
+        ]
+
+    def _rendered(
+        self, text: str, messages: Sequence[ChatMessage], continues: bool
+    ) -> RenderedChat:
+        thinking = opens_thoughts(text)
+        if continues and messages[-1].content.lstrip().startswith(THINK[0]):
+            thinking = THINK[1] not in messages[-1].content
+        return RenderedChat(tokens=self._ids(text), thinking=thinking)
+
+    def _drops_thoughts(
+        self,
+        messages: Sequence[ChatMessage],
+        answered: int,
+        tools: Tools,
+        args: Mapping[str, Any],
+    ) -> bool:
         thoughts = [m.reasoning for m in messages[:answered] if m.reasoning]
         if not thoughts:
             return False
-        text = self._text(messages, tools)
+        text = self._text(messages, tools, args)
         return any(thought.strip() not in text for thought in thoughts)
 
-    def _text(self, messages: Sequence[ChatMessage], tools: Tools, *, opens: bool = True) -> str:
+    def _context(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Tools,
+        args: Mapping[str, Any],
+        continues: bool,
+    ) -> str:
+        """Renders a conversation up to where the policy goes on: behind the opening of an answer, or within
+        the last message, in which the template's own text before a content is kept."""
+        if not continues:
+            return self._text(messages, tools, args)
+        *before, begun = messages
+        if begun.content.lstrip().startswith(THINK[0]):
+            opening = self._text(before, tools, args)
+            if opens_thoughts(opening):
+                opening = opening.rstrip().removesuffix(THINK[0])
+            return opening + begun.content.lstrip()
+        mark = _unused_mark(messages, tools, "what-was-begun")
+        text = self._text([*before, replace(begun, content=mark)], tools, args, opens=False)
+        opening, found, _ = text.rpartition(mark)
+        if not found:
+            raise DataError(
+                "the model's chat template does not write the message that is to go on",
+                where=f"messages[{len(before)}]",
+                fix="end with a question, or a tool's result",
+            )
+        return opening + begun.content
+
+    def _text(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Tools,
+        args: Mapping[str, Any] = NO_ARGS,
+        *,
+        opens: bool = True,
+    ) -> str:
         try:
             text: str = self.tokenizer.apply_chat_template(
                 [template_message(m, takes_developer=self._takes_developer) for m in messages],
                 tools=[dict(t) for t in tools] or None,
-                chat_template=self.template,
+                chat_template=self.template if tools else self._plain,
                 add_generation_prompt=opens,
                 tokenize=False,
-                **self._args,
+                **{**self._args, **args},
             )
         except Exception as error:  # a template may raise anything
             raise DataError(
@@ -183,7 +280,7 @@ class TemplateRenderer:
 
     def _ids(self, text: str) -> tuple[int, ...]:
         try:
-            return tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
+            return tuple(tokens_of(text, lambda part: self.tokenizer(part, **_AS_IT_IS).input_ids))
         except (TypeError, ValueError) as error:  # half of a surrogate pair, which JSON can hold
             raise DataError(
                 f"the text can't be tokenised: {error}"[:400],
@@ -255,10 +352,10 @@ def _marked(answer: ChatMessage, mark: str) -> ChatMessage:
     return replace(answer, content=mark, reasoning="", tool_calls=calls)
 
 
-def _unused_mark(messages: Sequence[ChatMessage], tools: Tools) -> str:
+def _unused_mark(messages: Sequence[ChatMessage], tools: Tools, what: str = "answer") -> str:
     """Returns a text that none of these holds in any spelling, since it depends on all of them."""
     text = repr((messages, tools)).encode("utf-8", "surrogatepass")
-    return f"answer-{hashlib.blake2b(text, digest_size=8).hexdigest()}-stands-here"
+    return f"{what}-{hashlib.blake2b(text, digest_size=8).hexdigest()}-stands-here"
 
 
 def _first_of(ends: Sequence[str], text: str) -> str | None:

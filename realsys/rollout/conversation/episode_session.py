@@ -18,6 +18,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from realsys.api.agent import Answer, Trajectory
+from realsys.api.basics.thoughts import THINK
 from realsys.api.errors import ConfigError, DataError, TrialError
 from realsys.generation.engine.token_grammar import grammar_fault
 from realsys.rollout.conversation.answer_forms import AnswerForm
@@ -316,8 +317,9 @@ class EpisodeSession:
                 where=request.schema_field,
                 fix="leave it out; a training run takes it with task.agent_args.schema=enforce",
             )
-        keys = path_keys(request.messages, request.tools, self.settings.match)
-        parent, prompt = self._prompt(request, keys)
+        args = template_args(request, self.settings.renderer)
+        keys = path_keys(request.messages, request.tools, self.settings.match, args)
+        parent, prompt = self._prompt(request, keys, args)
         grammar = ""
         may_be_held = request.schema is not None or bool(request.tools)
         if may_be_held and self.settings.schemas is SchemaUse.ENFORCE:  # reading may take seconds
@@ -335,15 +337,16 @@ class EpisodeSession:
             ]
         replies = []
         for number, (answer, reply) in enumerate(task.result() for task in tasks):
+            messages = _with_reply(request, parent, reply.message)
             node = AnswerNode(
                 id=self._call_id(call) + (f"-{number}" if request.n > 1 else ""),
                 parent=parent,
                 observed=prompt.tokens,
                 answer=answer,
-                message=reply.message,
-                num_messages=len(request.messages) + 1,
+                message=messages[-1],
+                num_messages=len(messages),
             )
-            path = path_keys([*request.messages, reply.message], request.tools, self.settings.match)
+            path = path_keys(messages, request.tools, self.settings.match, args)
             self.tree.add(node, path[-1])
             nodes.append(node)
             replies.append(reply)
@@ -357,12 +360,15 @@ class EpisodeSession:
         )
 
     def _prompt(
-        self, request: ChatRequest, keys: Sequence[bytes]
+        self, request: ChatRequest, keys: Sequence[bytes], args: Mapping[str, Any]
     ) -> tuple[AnswerNode | None, RenderedChat]:
         """Finds the answer that the request continues, and renders what is new."""
-        renderer = self.settings.renderer
+        renderer, continues = self.settings.renderer, request.continues
         if (found := self.tree.longest(keys, request.messages)) is not None:
             node, answered = found
+            is_cut = answered == len(request.messages) and not node.answer.stopped
+            if continues and is_cut and node.message.content == request.messages[-1].content:
+                return node, RenderedChat(tokens=(), thinking=self._is_thinking(node))
             if answered < len(request.messages):
                 messages = _with_thoughts(request.messages, node)
                 rendered = renderer.behind(
@@ -371,10 +377,19 @@ class EpisodeSession:
                     request.tools,
                     prompt=node.prompt,
                     sampled=node.answer.tokens,
+                    args=args,
+                    continues=continues,
                 )
                 if rendered is not None:
                     return node, rendered
-        return None, renderer.whole(request.messages, request.tools)
+        whole = renderer.whole(request.messages, request.tools, args=args, continues=continues)
+        return None, whole
+
+    def _is_thinking(self, node: AnswerNode) -> bool:
+        """Returns whether an answer that was cut ends within its thoughts."""
+        message = node.message
+        is_open = bool(message.reasoning) and not message.content and not message.tool_calls
+        return is_open and THINK[1] not in self._text(node.answer.tokens)
 
     def _grammar(self, request: ChatRequest, *, thinking: bool) -> str:
         """Returns what the reply is held to; raises DataError if that can't be."""
@@ -502,6 +517,42 @@ def _with_thoughts(messages: Sequence[ChatMessage], node: AnswerNode) -> list[Ch
         place = answered.num_messages - 1
         made[place] = replace(made[place], reasoning=answered.message.reasoning)
     return made
+
+
+def _with_reply(
+    request: ChatRequest, parent: AnswerNode | None, reply: ChatMessage
+) -> list[ChatMessage]:
+    """Returns the conversation with the reply, which may be the rest of its last message."""
+    if not request.continues:
+        return [*request.messages, reply]
+    *before, begun = request.messages
+    if parent is not None and parent.num_messages == len(request.messages):
+        begun = parent.message  # with its thoughts, which most clients don't send back
+    return [
+        *before,
+        replace(
+            reply,
+            content=begun.content + reply.content,
+            reasoning=begun.reasoning + reply.reasoning,
+        ),
+    ]
+
+
+def template_args(request: ChatRequest, renderer: ChatRenderer) -> dict[str, Any]:
+    """Returns the arguments that the request's chat template gets.
+
+    Raises:
+        DataError: one of them would change nothing.
+    """
+    for name in request.template_args:
+        if not renderer.reads(name):
+            raise DataError(
+                f"the model's chat template reads no {name!r}",
+                where=f"chat_template_kwargs.{name}",
+                fix="leave it out: it would change nothing",
+            )
+    hints = {n: value for n, value in request.template_hints.items() if renderer.reads(n)}
+    return {**hints, **request.template_args}
 
 
 def _over() -> SessionOver:

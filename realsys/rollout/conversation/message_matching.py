@@ -26,14 +26,18 @@ class MessageMatch(StrEnum):
 
 
 def path_keys(
-    messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], match: MessageMatch
+    messages: Sequence[ChatMessage],
+    tools: Sequence[Mapping[str, Any]],
+    match: MessageMatch,
+    args: Mapping[str, Any] | None = None,
 ) -> list[bytes]:
     """Returns a key for each beginning of ``messages``, from none of them to all.
 
     Args:
         tools: templates show them at the very beginning, so other tools make another conversation.
+        args: of the template, and so do these.
     """
-    key = _digest(b"", json.dumps(list(tools), sort_keys=True, default=str))
+    key = _digest(b"", json.dumps([list(tools), args or {}], sort_keys=True, default=str))
     keys = [key]
     for message in messages:
         key = _digest(key, _text_of(message, match))

@@ -15,6 +15,7 @@ from realsys.api.errors import ConfigError, DataError
 from realsys.config.extras import missing_packages
 from realsys.rollout.conversation.chat_messages import ChatMessage
 from realsys.rollout.conversation.chat_rendering import (
+    NO_ARGS,
     RenderedChat,
     Tools,
     opens_thoughts,
@@ -58,8 +59,21 @@ class PackageRenderer:
             tokenizer, family, template_args=template_args, keep_thoughts=keep_thoughts
         )
 
-    def whole(self, messages: Sequence[ChatMessage], tools: Tools) -> RenderedChat:
+    def reads(self, name: str) -> bool:
+        """Returns False: the package takes its arguments once, when it is loaded."""
+        del name
+        return False
+
+    def whole(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Tools,
+        *,
+        args: Mapping[str, Any] = NO_ARGS,
+        continues: bool = False,
+    ) -> RenderedChat:
         """Renders a conversation from its beginning."""
+        _refuse_continued(continues)
         tokens = self._asked(
             self._package.render_ids,
             self._messages(messages),
@@ -76,8 +90,11 @@ class PackageRenderer:
         *,
         prompt: Sequence[int],
         sampled: Sequence[int],
+        args: Mapping[str, Any] = NO_ARGS,
+        continues: bool = False,
     ) -> RenderedChat | None:
         """Renders what stands behind ``messages[:answered]``; None also where a client wrote answers."""
+        _refuse_continued(continues)
         extended = self._asked(
             self._package.bridge_to_next_turn,
             list(prompt),
@@ -115,6 +132,15 @@ class PackageRenderer:
     def _rendered(self, tokens: Sequence[int]) -> RenderedChat:
         end = str(self.tokenizer.decode(list(tokens[-_LAST_TOKENS:]), skip_special_tokens=False))
         return RenderedChat(tokens=tuple(tokens), thinking=opens_thoughts(end))
+
+
+def _refuse_continued(continues: bool) -> None:
+    if continues:
+        raise DataError(
+            "a message that was begun can't go on with this model's renderer",
+            where="messages",
+            fix="end with a question or a tool's result, or use renderer=template",
+        )
 
 
 def _tools(tools: Tools) -> list[dict[str, Any]] | None:

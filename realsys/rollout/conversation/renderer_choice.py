@@ -50,6 +50,7 @@ def make_renderer(
     template: str | None = None,
     template_args: Mapping[str, Any] | None = None,
     keep_thoughts: bool = True,
+    marks_as_text: str = "tools",
 ) -> ChatRenderer:
     """Makes the renderer called ``name``; the arguments are those of ``TemplateRenderer``.
 
@@ -64,6 +65,7 @@ def make_renderer(
             template=template,
             template_args=template_args,
             keep_thoughts=keep_thoughts,
+            marks_as_text=marks_as_text,
         )
     return PackageRenderer(
         tokenizer, name, template_args=template_args, keep_thoughts=keep_thoughts

@@ -18,7 +18,7 @@ from realsys.rollout.conversation.chat_messages import (
     ToolCall,
     ToolChoice,
 )
-from realsys.rollout.dialects import body_fields, error_bodies
+from realsys.rollout.dialects import body_fields, error_bodies, request_extras
 from realsys.rollout.dialects.anthropic_stream import (
     INVALID_JSON,
     AnthropicStream,
@@ -50,7 +50,7 @@ class ContentBlock(msgspec.Struct):
     content: body_fields.Content | None = None
 
 
-class AnthropicBody(body_fields.SamplingFields, kw_only=True):
+class AnthropicBody(request_extras.ExtraFields, kw_only=True):
     """A request's body."""
 
     messages: list[AnthropicMessageBody]
@@ -64,6 +64,7 @@ class AnthropicBody(body_fields.SamplingFields, kw_only=True):
     output_config: dict[str, Any] | None = None
     output_format: dict[str, Any] | None = None
     mcp_servers: list[Any] | None = None
+    thinking: dict[str, Any] | None = None
 
 
 def read(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
@@ -75,12 +76,20 @@ def read(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
     fields = body_fields.decoded(body, AnthropicBody)
     if fields.mcp_servers:
         raise refused("remote tools are not served", where="mcp_servers", fix="offer tools instead")
+    request_extras.refuse_extras(fields)
     body_fields.bounded(fields.tools, body_fields.MAX_TOOLS, "tools")
     tools = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(fields.tools or ()))
     choice, tool_name = _tool_choice(fields.tool_choice, tools)
     retries, key = body_fields.retries_and_key(headers)
+    messages = _messages(fields)
+    # As the API has it: an answer that was begun goes on
+    is_begun = messages[-1].role == "assistant" and not messages[-1].tool_calls
+    messages, continues = request_extras.begun(messages, continues=is_begun, where="messages")
     return ChatRequest(
-        messages=_messages(fields),
+        messages=messages,
+        continues=continues,
+        template_args=request_extras.template_args_of(fields),
+        template_hints=_thinking_hints(fields),
         model=fields.model or "",
         tools=tools,
         tool_choice=choice,
@@ -95,6 +104,13 @@ def read(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
         retries=retries,
         idempotency_key=key,
     )
+
+
+def _thinking_hints(fields: AnthropicBody) -> dict[str, Any]:
+    hints = request_extras.effort_hints((fields.output_config or {}).get("effort"))
+    if (kind := (fields.thinking or {}).get("type")) is not None:
+        hints["enable_thinking"] = kind != "disabled"
+    return hints
 
 
 def _messages(fields: AnthropicBody) -> tuple[ChatMessage, ...]:

@@ -38,6 +38,12 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     frequency_penalty: Number | None = None
     repetition_penalty: Number | None = None
     logit_bias: dict[str, Number] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    length_penalty: Number | None = None
+    use_beam_search: bool | None = None
 
 
 class ContentPart(msgspec.Struct):

@@ -20,7 +20,7 @@ from realsys.rollout.conversation.chat_messages import (
     ToolCall,
     ToolChoice,
 )
-from realsys.rollout.dialects import body_fields, error_bodies
+from realsys.rollout.dialects import body_fields, error_bodies, request_extras
 from realsys.rollout.dialects.body_fields import refused
 from realsys.rollout.dialects.chat_stream import (
     ChatStream,
@@ -59,9 +59,11 @@ class ChatMessageBody(msgspec.Struct):
     refusal: str | None = None
     function_call: Any = None
     audio: Any = None
+    prefix: bool | None = None
+    partial: bool | None = None
 
 
-class ChatBody(body_fields.SamplingFields, kw_only=True):
+class ChatBody(request_extras.ExtraFields, kw_only=True):
     """A request's body."""
 
     messages: list[ChatMessageBody]
@@ -81,6 +83,9 @@ class ChatBody(body_fields.SamplingFields, kw_only=True):
     modalities: list[str] | None = None
     functions: Any = None
     function_call: Any = None
+    reasoning_effort: str | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 def read(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
@@ -98,8 +103,15 @@ def read(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
     else:
         limit = body_fields.positive(fields.max_tokens, "max_tokens")
     retries, key = body_fields.retries_and_key(headers)
+    field = _continuing(fields)
+    messages, continues = request_extras.begun(
+        _messages(fields.messages), continues=bool(field), where=field
+    )
     return ChatRequest(
-        messages=_messages(fields.messages),
+        messages=messages,
+        continues=continues,
+        template_args=request_extras.template_args_of(fields),
+        template_hints=request_extras.effort_hints(fields.reasoning_effort),
         model=fields.model or "",
         tools=tools,
         tool_choice=choice,
@@ -128,11 +140,43 @@ def _refuse_what_is_not_served(fields: ChatBody) -> None:
         raise refused(
             "only text is served", where="modalities", fix='send ["text"], or leave it out'
         )
+    request_extras.refuse_extras(fields)
     body_fields.no_top_logprobs(fields.top_logprobs, "top_logprobs")
     body_fields.bounded(fields.tools, body_fields.MAX_TOOLS, "tools")
     body_fields.bounded(fields.messages, body_fields.MAX_MESSAGES, "messages")
     if not fields.messages:
         raise refused("there is no message", where="messages", fix="send one at least")
+
+
+def _continuing(fields: ChatBody) -> str:
+    """Returns the field by which the last message is to go on; empty: there is none."""
+    *before, last = fields.messages
+    for i, body in enumerate(before):
+        for name in ("prefix", "partial"):
+            if getattr(body, name):
+                raise refused(
+                    "only the last message can go on",
+                    where=f"messages[{i}].{name}",
+                    fix="leave it out",
+                )
+    opens = fields.add_generation_prompt
+    if fields.continue_final_message:
+        if opens:
+            raise refused(
+                "an answer can't both go on and be opened",
+                where="add_generation_prompt",
+                fix="send false with continue_final_message",
+            )
+        return "continue_final_message"
+    if name := next((name for name in ("prefix", "partial") if getattr(last, name)), ""):
+        return f"messages[{len(before)}].{name}"
+    if opens is False:
+        raise refused(
+            "an answer that is not opened is not served",
+            where="add_generation_prompt",
+            fix="leave it out, or send continue_final_message to go on with the last message",
+        )
+    return ""
 
 
 def _messages(bodies: list[ChatMessageBody]) -> tuple[ChatMessage, ...]:

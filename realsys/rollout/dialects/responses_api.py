@@ -15,7 +15,7 @@ from realsys.rollout.conversation.chat_messages import (
     ChatResult,
     ToolChoice,
 )
-from realsys.rollout.dialects import body_fields, error_bodies
+from realsys.rollout.dialects import body_fields, error_bodies, request_extras
 from realsys.rollout.dialects.body_fields import refused
 from realsys.rollout.dialects.response_object import finished_response, output_items
 from realsys.rollout.dialects.response_stream import ResponseStream
@@ -26,7 +26,7 @@ _FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
 _LOGPROBS = "message.output_text.logprobs"
 
 
-class ResponsesBody(body_fields.SamplingFields, kw_only=True):
+class ResponsesBody(request_extras.ExtraFields, kw_only=True):
     """A request's body."""
 
     input: body_fields.Content | None = None
@@ -44,6 +44,7 @@ class ResponsesBody(body_fields.SamplingFields, kw_only=True):
     previous_response_id: Any = None
     conversation: Any = None
     prompt: Any = None
+    reasoning: dict[str, Any] | None = None
 
 
 def read(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
@@ -59,6 +60,8 @@ def read(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
     retries, key = body_fields.retries_and_key(headers)
     return ChatRequest(
         messages=_messages(fields),
+        template_args=request_extras.template_args_of(fields),
+        template_hints=request_extras.effort_hints((fields.reasoning or {}).get("effort")),
         model=fields.model or "",
         tools=tools,
         tool_choice=choice,
@@ -89,6 +92,7 @@ def _refuse_what_is_not_served(fields: ResponsesBody) -> None:
             )
     if fields.prompt is not None:
         raise refused("stored prompts are not served", where="prompt", fix="send its text as input")
+    request_extras.refuse_extras(fields)
     body_fields.no_top_logprobs(fields.top_logprobs, "top_logprobs")
     body_fields.bounded(fields.tools, body_fields.MAX_TOOLS, "tools")
     if isinstance(fields.input, list):

@@ -29,7 +29,7 @@ from realsys.api.errors import (
     did_you_mean,
 )
 from realsys.rollout.conversation.chat_messages import ChatRequest, ChatResult
-from realsys.rollout.conversation.episode_session import EpisodeSession
+from realsys.rollout.conversation.episode_session import EpisodeSession, template_args
 from realsys.rollout.dialects import (
     anthropic_messages,
     body_fields,
@@ -125,7 +125,12 @@ class _Handlers:
     async def count_tokens(self, request: web.Request) -> web.StreamResponse:
         settings = self._finder.settings_of(key_of(request))
         asked = anthropic_messages.read(await read_body(request), request.headers)
-        rendered = settings.renderer.whole(asked.messages, asked.tools)
+        rendered = settings.renderer.whole(
+            asked.messages,
+            asked.tools,
+            args=template_args(asked, settings.renderer),
+            continues=asked.continues,
+        )
         return json_body(anthropic_messages.count_tokens_body(len(rendered.tokens)))
 
     async def models(self, request: web.Request) -> web.StreamResponse:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from realsys.api.basics.template_args import reserved_among
 from realsys.api.errors import ConfigError, raise_all
 from realsys.api.options import option, value_range_problems
 from realsys.rollout.conversation.renderer_choice import check_renderer
@@ -28,6 +29,7 @@ class ConversationArguments:
             package_renderer.py.
         template, template_args: a chat template in place of the tokenizer's, its text or a file where the
             command is given; arguments for it.
+        marks_as_text: in whose texts the template's marks are text, see marks_as_text.py.
     """
 
     timeout_s: float = option(1800.0, "longest episode, before it is scored", unit="seconds", gt=0)
@@ -39,6 +41,7 @@ class ConversationArguments:
     renderer: str = "template"
     template: str = ""
     template_args: Mapping[str, Any] = field(default_factory=dict)
+    marks_as_text: Literal["tools", "all", "none"] = "tools"
     max_calls: int = option(1000, "most requests of an episode", ge=1)
 
     def __post_init__(self) -> None:
@@ -46,6 +49,12 @@ class ConversationArguments:
             raise problem
         where = "task.agent_args.renderer"
         check_renderer(self.renderer, template=bool(self.template), where=where)
+        if reserved := reserved_among(self.template_args):
+            raise ConfigError(
+                f"{reserved} is given to the template by realsys itself",
+                where="task.agent_args.template_args",
+                fix="leave it out",
+            )
         if self.template and not any(mark in self.template for mark in ("{{", "{%")):
             raise ConfigError(
                 f"{self.template[:80]!r} is no chat template, and no file here",

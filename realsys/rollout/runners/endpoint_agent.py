@@ -245,6 +245,7 @@ def session_settings(
         template=agent.template or None,
         template_args=agent.template_args,
         keep_thoughts=agent.keep_thoughts,
+        marks_as_text=agent.marks_as_text,
     )
 
     def decode(tokens: Sequence[int]) -> str:

@@ -2,17 +2,19 @@
 
 import pytest
 import torch
-from near import near
+from near import assert_near, near
 
 from realsys.api.model import GenerationHyperparameters
 from realsys.generation.engine.sampling import (
     Picking,
     Sampler,
     SlotSampler,
+    encode_kept_sets,
     row_seed,
     sample,
     uniforms,
 )
+from realsys.generation.engine.textless_ids import textless_ids
 
 
 def splitmix_mix(x: int) -> int:  # the reference, in Python's unbounded integers
@@ -124,6 +126,56 @@ def test_stop_tokens_wait_for_min_new_tokens():
     sampler = Sampler(GenerationHyperparameters(greedy=True, min_new_tokens=2), torch.tensor([1]))
     picks = [sampler.pick(logits, torch.zeros(1).double(), t)[0].item() for t in range(3)]
     assert picks == [2, 2, 1]
+
+
+@pytest.mark.parametrize("share", ["a part", "nearly all"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"greedy": True}, {"top_k": 2}, {"top_p": 0.9}, {"min_new_tokens": 9}]
+)
+def test_ids_without_a_text_are_never_picked(settings, share):
+    """By both samplers, alone and beside a row of another kind; log-probs are over all ids."""
+    torch.manual_seed(3)
+    logits = torch.randn(1, 8) + torch.tensor([0, 0, 0, 0, 0, 0, 2.0, 2.0])
+    if share == "nearly all":  # the rest has no probability that float32 holds
+        logits[0, 6:] += 300
+    gconfig = GenerationHyperparameters(**settings)
+    textless, every = torch.tensor([3, 6, 7]), range(400)
+    sampler = Sampler(gconfig, torch.tensor([0]), textless)
+    uniform = torch.tensor([i / len(every) for i in every], dtype=torch.float64)
+    token, logprob = sampler.pick(logits.expand(len(every), -1), uniform, 0)
+    slots = SlotSampler(torch.device("cpu"), [3, 6, 7])
+    picked = [(token, logprob)]
+    for others in ([], [Picking(0.5, True, 0, 1.0)]):
+        slots = SlotSampler(torch.device("cpu"), [3, 6, 7])
+        for slot, picking in enumerate([Picking.of(gconfig)] * 200 + others):
+            slots.add(slot, picking, seed=slot, position=0)
+        picked.append(slots.pick(logits.expand(200 + len(others), -1)))
+    expected = torch.log_softmax(logits[0], dim=-1)
+    for token, logprob in picked:
+        assert not {*token.tolist()} & {3, 6, 7}
+        assert_near(logprob[:200], expected[token[:200]])
+
+
+def test_kept_sets_have_no_ids_without_a_text():
+    logits = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+    for top_k, kept in ((0, {0, 1, 2}), (2, {1, 2})):
+        slots = SlotSampler(torch.device("cpu"), [3])
+        slots.add(0, Picking(1.0, False, top_k, 1.0, kept=True), seed=1, position=0)
+        token, logprob, sets = slots.pick_kept(logits)
+        assert sets == encode_kept_sets(torch.tensor([[i in kept for i in range(4)]]))
+        among = torch.log_softmax(logits[0, sorted(kept)], dim=-1)
+        assert_near(logprob[0], among[sorted(kept).index(token.item())])
+
+
+def test_textless_ids_are_beyond_the_tokenizer_or_in_its_gaps():
+    class Words:
+        def get_vocab(self):
+            return {"a": 0, "b": 1, "c": 4}
+
+    assert textless_ids(Words(), vocabulary=7, ends=[]) == [2, 3, 5, 6]
+    assert textless_ids(Words(), vocabulary=7, ends=[6]) == [2, 3, 5]
+    assert textless_ids(Words(), vocabulary=2, ends=[]) == []
+    assert textless_ids(None, vocabulary=7, ends=[]) == []
 
 
 def test_a_token_that_float32_gives_no_probability_has_its_log_prob_all_the_same():

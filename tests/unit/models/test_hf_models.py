@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
+    GenerationConfig,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -20,6 +21,7 @@ from transformers import (
 
 from realsys.api.errors import CheckpointError
 from realsys.models.hf import (
+    end_token_ids,
     load_causal_lm,
     load_critic,
     load_hf_config,
@@ -113,6 +115,8 @@ def test_a_save_that_fails_leaves_the_old_directory(llama_dir, tokenizer):
     before = (llama_dir / "model.safetensors").read_bytes()
 
     class FullDisk:
+        eos_token_id = 1
+
         def save_pretrained(self, path):
             raise OSError(28, "No space left on device")
 
@@ -219,6 +223,45 @@ def test_tokenizer_pads_on_the_left_with_eos_if_it_has_no_pad(llama_dir):
     assert (tokenizer.pad_token_id, tokenizer.padding_side) == (1, "left")
     assert tokenizer("w3 w4")["input_ids"] == [3, 4]
     assert load_hf_config(llama_dir).model_type == "llama"
+
+
+def test_a_saved_tokenizer_is_byte_for_byte_the_one_that_was_loaded(llama_dir, tmp_path):
+    added = {
+        "tokenizer_config.json": b'{"tokenizer_class": "PreTrainedTokenizerFast",\r\n "eos_token": "<eos>"}',
+        "special_tokens_map.json": b'{"eos_token":   "<eos>"}\n\n',
+        "chat_template.jinja": b"{% for m in messages %}{{ m.content }}<eos>{% endfor %}",
+        "additional_chat_templates/rag.jinja": b"{{ documents }}",
+    }
+    (llama_dir / "additional_chat_templates").mkdir()
+    for name, content in added.items():
+        (llama_dir / name).write_bytes(content)
+    loaded = load_tokenizer(llama_dir)
+    added["tokenizer.json"] = (llama_dir / "tokenizer.json").read_bytes()
+    (llama_dir / "tokenizer.json").write_text("overwritten meanwhile")
+    save_hf(tiny_llama(), loaded, tmp_path / "saved")
+    of_model = {"config.json", "generation_config.json", "model.safetensors"}
+    files = {f for f in (tmp_path / "saved").rglob("*") if f.is_file()}
+    saved = {str(f.relative_to(tmp_path / "saved")): f for f in files}
+    assert {n: f.read_bytes() for n, f in saved.items() if n not in of_model} == added
+    assert load_tokenizer(tmp_path / "saved").pad_token_id == loaded.pad_token_id == 1
+
+
+@pytest.mark.parametrize(
+    ("own", "saved"), [(1, [1, 5]), ([1, 7], [1, 5, 7]), ([5], [5]), (None, [1, 5])]
+)
+def test_whoever_generates_with_a_saved_model_stops_where_its_turns_end(own, saved, tmp_path):
+    words = {"<pad>": 0, "<eos>": 1, **{f"w{i}": i for i in range(2, 20)}}
+    made = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    chats = PreTrainedTokenizerFast(
+        tokenizer_object=made, eos_token="<eos>", additional_special_tokens=["w5"]
+    )
+    chats.chat_template = "{% for m in messages %}w2 {{ m.content }} w5 {% endfor %}w2 "
+    module = tiny_llama()
+    module.generation_config.eos_token_id = own
+    save_hf(module, chats, tmp_path / "m")
+    assert GenerationConfig.from_pretrained(tmp_path / "m").eos_token_id == saved
+    assert end_token_ids(chats, module.generation_config) == sorted({*saved, 1})
 
 
 def test_a_missing_tokenizer_is_an_error(llama_dir):

@@ -89,6 +89,41 @@ def test_tools_and_calls_count_as_the_worker_writes_them(model, reads):
         assert len(set(found)) == 3 - bool(args)  # one's own tools go before those of the template
 
 
+@pytest.mark.parametrize("of", ["none", "tools", "all"])
+def test_marks_within_texts_count_as_the_worker_reads_them(model, of):
+    set_template(model, CHAT)
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    end = config["eos_token"]
+    asked = [
+        [{"role": "system", "content": f"a{end}b"}, {"role": "user", "content": end * 2}],
+        [{"role": "user", "content": "read"}, {"role": "tool", "content": f"1 {end} 2 \ufdd0"}],
+        f"what is {end}?",
+    ]
+    worker = PromptTokenizer(load_tokenizer(model), marks_as_text=of)
+    found = prompt_lengths(model, asked, marks_as_text=of)
+    assert found == [len(worker.tokens(prompt)) for prompt in asked]
+    worker = PromptTokenizer(load_tokenizer(model))
+    assert (found == [len(worker.tokens(prompt)) for prompt in asked]) == (of == "tools")
+
+
+@pytest.mark.parametrize("place", ["config", "files"])
+def test_the_template_for_tools_is_filled_where_there_are_tools(model, place):
+    with_tools = "{{ tools | tojson }}" + CHAT
+    if place == "config":
+        listed = {"default": CHAT, "tool_use": with_tools, "rag": "{{"}.items()
+        set_template(model, [{"name": name, "template": text} for name, text in listed])
+    else:
+        (model / "additional_chat_templates").mkdir()
+        (model / "chat_template.jinja").write_text(CHAT)
+        (model / "additional_chat_templates/tool_use.jinja").write_text(with_tools)
+    tool = {"type": "function", "function": {"name": "b", "parameters": {}}}
+    worker = PromptTokenizer(load_tokenizer(model))
+    found = prompt_lengths(model, QUESTIONS[:3], tools=[[tool], [], [tool]])
+    expected = [worker.tokens(q, t) for q, t in zip(QUESTIONS, [[tool], [], [tool]], strict=False)]
+    assert found == [len(tokens) for tokens in expected]
+    assert found[1] == prompt_lengths(model, QUESTIONS[:3])[1] < found[0]
+
+
 def test_padding_kept_in_a_tokenizers_file_is_not_counted(model):
     expected = prompt_lengths(model, QUESTIONS)
     file = model / "tokenizer.json"

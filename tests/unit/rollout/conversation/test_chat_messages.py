@@ -9,7 +9,7 @@ def test_a_request_that_says_nothing_asks_for_one_free_reply_at_once() -> None:
     said = {
         field.name: getattr(ChatRequest(messages=()), field.name) for field in fields(ChatRequest)
     }
-    wants = ("one_call", "logprobs", "stream", "stream_usage")
+    wants = ("one_call", "logprobs", "stream", "stream_usage", "continues")
     assert {name: said.pop(name) for name in wants} == dict.fromkeys(wants, False)
     assert said == {
         **dict.fromkeys(("messages", "tools", "stop"), ()),
@@ -17,7 +17,7 @@ def test_a_request_that_says_nothing_asks_for_one_free_reply_at_once() -> None:
         **dict.fromkeys(("max_tokens", "schema"), None),
         "tool_choice": ToolChoice.AUTO,
         "n": 1,
-        "sampling": {},
+        **{name: {} for name in ("sampling", "template_args", "template_hints")},
         "schema_field": "response_format",
         "retries": 0,
     }

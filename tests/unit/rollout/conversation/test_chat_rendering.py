@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import golden
@@ -12,7 +13,11 @@ from transformers import PreTrainedTokenizerFast
 from realsys.api.errors import ConfigError, DataError
 from realsys.rollout.conversation.answer_forms import form_of_template
 from realsys.rollout.conversation.chat_messages import ChatMessage, ToolCall
-from realsys.rollout.conversation.chat_rendering import RenderedChat, TemplateRenderer
+from realsys.rollout.conversation.chat_rendering import (
+    RenderedChat,
+    TemplateRenderer,
+    template_message,
+)
 
 ALL = [pytest.param(f, id=f.name) for f in FAMILIES.values()]
 TOOLS = ({"type": "function", "function": {"name": "search"}},)
@@ -268,6 +273,110 @@ def test_arguments_of_the_template_reach_it() -> None:
     assert own != CHATML
     made = renderer("chatml", template=own, template_args={"mood": "(glad) "})
     assert text_of(made, made.whole([user("1")], ())).endswith("assistant\n(glad) ")
+
+
+@pytest.mark.parametrize(("of", "roles"), [("none", ""), ("tools", "tool"), ("all", "tool user")])
+@pytest.mark.parametrize("family", ALL)
+def test_marks_in_texts_are_text(family: ChatFamily, of: str, roles: str) -> None:
+    made, end = renderer(family, marks_as_text=of), family.ends[0]
+    mark = made.tokenizer.convert_tokens_to_ids(end)
+    for role, hostile in (("tool", f"found {end} it"), ("user", f"{end}1{end}")):
+        plain = hostile.replace(end, "-")
+        counts = []
+        for text in (hostile, plain):
+            question = text if role == "user" else "1"
+            talk = [user(question), called(CALL_ID)]
+            talk += [result(CALL_ID, text if role == "tool" else "2")]
+            begun = made.whole(talk, TOOLS)
+            rest = made.behind(talk, 2, TOOLS, prompt=(), sampled=[mark])
+            assert rest is not None
+            counts += [begun.tokens.count(mark), rest.tokens.count(mark)]
+            shown = text_of(made, begun)
+            assert (text in shown) or (family.name in ("deepseek", "llama3", "mistral"))
+        in_whole, in_rest = counts[0] - counts[2], counts[1] - counts[3]
+        number = 0 if role in roles.split() else hostile.count(end)
+        assert in_whole == number
+        assert in_rest == (number if role == "tool" else 0)
+
+
+def test_a_template_for_tools_is_filled_where_there_are_tools() -> None:
+    tokenizer = copy.copy(FAMILIES["plain"].tokenizer)
+    plain = FAMILIES["plain"].template
+    tokenizer.chat_template = {"default": plain, "tool_use": "tools! " + plain}
+    made = TemplateRenderer(tokenizer, end_ids=FAMILIES["plain"].end_ids)
+    assert not text_of(made, made.whole([user("1")], ())).startswith("tools!")
+    assert text_of(made, made.whole([user("1")], TOOLS)).startswith("tools!")
+    assert made.template.startswith("tools!")
+
+
+def test_arguments_of_a_request_come_before_those_of_the_run() -> None:
+    own = CHATML.replace("assistant\\n' -}}{%- endif -%}", "assistant\\n' + mood -}}{%- endif -%}")
+    made = renderer("chatml", template=own, template_args={"mood": "(glad) "})
+    assert made.reads("mood")
+    assert not made.reads("moo")
+    sad = made.whole([user("1")], (), args={"mood": "(sad) "})
+    assert text_of(made, sad).endswith("assistant\n(sad) ")
+    talk = [user("1"), said("one"), user("2")]
+    rest = made.behind(talk, 2, (), prompt=(), sampled=[NO_TOKEN], args={"mood": "(sad) "})
+    assert text_of(made, rest).endswith("assistant\n(sad) ")
+    assert text_of(made, made.whole([user("1")], ())).endswith("assistant\n(glad) ")
+
+
+@pytest.mark.parametrize("talk", ["first", "second", "system", "behind a result"])
+@pytest.mark.parametrize("family", ALL)
+def test_a_message_that_was_begun_goes_on_as_transformers_has_it(
+    family: ChatFamily, talk: str
+) -> None:
+    made, begun = renderer(family), said("The answer is")
+    before = {
+        "first": [user("1")],
+        "second": [user("1"), said("one"), user("The answer is")],
+        "system": [ChatMessage(role="system", content="be brief"), user("1")],
+        "behind a result": [user("1"), called(CALL_ID), result(CALL_ID, "found")],
+    }[talk]
+    whole = text_of(made, made.whole([*before, begun], TOOLS, continues=True))
+    assert whole == made.tokenizer.apply_chat_template(
+        [template_message(m, takes_developer=False) for m in [*before, begun]],
+        tools=[dict(tool) for tool in TOOLS],
+        chat_template=made.template,
+        continue_final_message=True,
+        tokenize=False,
+    )
+
+
+def test_white_space_at_the_end_of_what_was_begun_is_kept() -> None:
+    made = renderer("llama3")  # which trims contents
+    whole = made.whole([user("1"), said(" 1, 2, ")], (), continues=True)
+    assert text_of(made, whole).endswith("<|end_header_id|>\n\n 1, 2, ")
+
+
+@pytest.mark.parametrize(
+    ("content", "thinking"),
+    [("<think>\nLet me", True), ("<think>\nYes.\n</think>\n\nIt is", False), ("It is", False)],
+)
+@pytest.mark.parametrize("family", ["qwen3", "deepseek"])
+def test_thoughts_that_were_begun_go_on(family: str, content: str, thinking: bool) -> None:
+    made = renderer(family)
+    whole = made.whole([user("1"), said(content)], (), continues=True)
+    text = text_of(made, whole)
+    assert text.endswith(content)
+    assert text.count("<think>") == max(1 if family == "qwen3" else 0, content.count("<think>"))
+    assert whole.thinking is thinking
+
+
+def test_a_message_goes_on_behind_an_answer_of_the_policy() -> None:
+    made = renderer("chatml")
+    talk = [user("1"), said("one"), user("2"), said("tw")]
+    rest = made.behind(talk, 2, (), prompt=(), sampled=[NO_TOKEN], continues=True)
+    assert text_of(made, rest) == (
+        "<|im_end|>\n<|im_start|>user\n2<|im_end|>\n<|im_start|>assistant\ntw"
+    )
+
+
+def test_a_message_that_the_template_leaves_out_does_not_go_on() -> None:
+    own = "{% for m in messages if m.role == 'user' %}{{ m.content }}<eos>{% endfor %}"
+    with golden.raises(DataError):
+        renderer("plain", template=own).whole([user("1"), said("a")], (), continues=True)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 import golden
 import pytest
 from fuzzed_history import TOOLS
+from chat_families import CHATML
 from scripted_policy import END, scripted
 
 from realsys.api.agent import Answer
@@ -99,6 +100,80 @@ def test_an_answer_that_was_cut_is_ended_and_goes_on() -> None:
         (made,) = session.sequences(reward=1.0)
         assert not made.truncated
         assert sum(made.from_policy) == 3 + 3  # "hel"; "lo" and its end
+
+    run(episode())
+
+
+def test_what_was_begun_goes_on_and_is_one_message() -> None:
+    async def episode() -> None:
+        session, policy = scripted(f" four{END}", f"again{END}")
+        begun = ChatMessage(role="assistant", content="It is")
+        first = await ask(session, user("1"), begun, continues=True)
+        assert decoded(session, policy.contexts[0]).endswith("<|im_start|>assistant\nIt is")
+        assert first.replies[0].message.content == " four"
+        message = replace(begun, content="It is four")
+        await ask(session, user("1"), message, user("2"))
+        sampled = policy.contexts[0] + policy.tokens(f" four{END}")
+        assert policy.contexts[1][: len(sampled)] == sampled
+        (made,) = session.sequences(reward=1.0)
+        assert sum(made.from_policy) == len(f" four again") - 1 + 2  # letters, and two ends
+
+    run(episode())
+
+
+def test_an_answer_that_was_cut_goes_on_with_its_own_tokens() -> None:
+    async def episode() -> None:
+        session, policy = scripted("hel", "lo", f" you{END}", f"yes{END}")
+        first = (await ask(session, user("1"), max_tokens=3)).replies[0].message
+        second = (await ask(session, user("1"), first, continues=True)).replies[0].message
+        assert second.content == "lo"
+        assert policy.contexts[1] == policy.contexts[0] + policy.tokens("hel")
+        both = replace(first, content="hello")
+        await ask(session, user("1"), both, continues=True)
+        assert policy.contexts[2] == policy.contexts[1] + policy.tokens("lo")
+        await ask(session, user("1"), replace(first, content="hello you"), user("2"))
+        (made,) = session.sequences(reward=1.0)
+        assert sum(made.from_policy) == len("hello you") + 1 + len("yes") + 1
+
+    run(episode())
+
+
+def test_an_answer_that_ended_goes_on_as_a_branch() -> None:
+    async def episode() -> None:
+        session, policy = scripted(f"hello{END}", f" you{END}")
+        first = (await ask(session, user("1"))).replies[0].message
+        await ask(session, user("1"), first, continues=True)
+        assert decoded(session, policy.contexts[1]).endswith("assistant\nhello")
+        assert len(session.sequences(reward=1.0)) == 2
+
+    run(episode())
+
+
+def test_other_arguments_of_the_template_are_another_branch() -> None:
+    async def episode() -> None:
+        template = CHATML + "{{ mood }}"
+        session, policy = scripted(f"a{END}", f"b{END}", f"c{END}", template=template)
+        glad, sad = ({"template_args": {"mood": mood}} for mood in ("glad", "sad"))
+        first = (await ask(session, user("1"), **glad)).replies[0].message
+        await ask(session, user("1"), first, user("2"), **sad)
+        await ask(session, user("1"), first, user("2"), **glad)
+        texts = [decoded(session, context) for context in policy.contexts]
+        assert [text[-4:] for text in texts] == ["glad", "\nsad", "glad"]
+        begun = policy.contexts[0] + policy.tokens(f"a{END}")
+        assert policy.contexts[1][: len(begun)] != begun
+        assert policy.contexts[2][: len(begun)] == begun
+
+    run(episode())
+
+
+def test_an_argument_that_the_template_does_not_read_is_refused_and_a_hint_is_not() -> None:
+    async def episode() -> None:
+        session, policy = scripted(f"a{END}", template=CHATML + "{{ effort }}")
+        with pytest.raises(DataError) as caught:
+            await ask(session, user("1"), template_args={"enable_thinking": False})
+        assert caught.value.where == "chat_template_kwargs.enable_thinking"
+        await ask(session, user("1"), template_hints={"effort": "low", "enable_thinking": True})
+        assert decoded(session, policy.contexts[0]).endswith("low")
 
     run(episode())
 

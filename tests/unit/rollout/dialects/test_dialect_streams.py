@@ -147,13 +147,13 @@ def test_a_failure_ends_a_response() -> None:
 def sent_back(api: str, told: dict[str, Any]) -> ChatMessage:
     """The assistant's message of a next request, in which the client sends the answer back."""
     if api == "chat":
-        body = {"messages": [USER, told["choices"][0]["message"]]}
+        body = {"messages": [USER, told["choices"][0]["message"], USER]}
     elif api == "anthropic":
-        body = {"messages": [USER, {"role": "assistant", "content": told["content"]}]}
+        body = {"messages": [USER, {"role": "assistant", "content": told["content"]}, USER]}
     else:
-        body = {"input": [USER, *told["output"]]}
+        body = {"input": [USER, *told["output"], USER]}
     request = WHOLE[api][0].read(json.dumps(body).encode(), {})
-    assert len(request.messages) == 2
+    assert [message.role for message in request.messages] == ["user", "assistant", "user"]
     return request.messages[1]
 
 

@@ -143,16 +143,40 @@ def test_stops_sampling_and_schema() -> None:
 
 
 def test_what_clients_send_besides_is_ignored() -> None:
-    thinking = {"type": "enabled", "budget_tokens": 1024}
-    extra = {
-        "metadata": {"user_id": "u"},
-        "thinking": thinking,
-        "context_management": {"edits": []},
-    }
-    assert (
-        read(**extra, service_tier="auto", mcp_servers=[], output_config={"effort": "low"})
-        == read()
-    )
+    extra = {"metadata": {"user_id": "u"}, "context_management": {"edits": []}}
+    assert read(**extra, service_tier="auto", mcp_servers=[], output_config={}) == read()
+
+
+def test_wishes_for_thoughts_are_hints_to_the_template() -> None:
+    for kind, thinks in (("enabled", True), ("adaptive", True), ("disabled", False)):
+        asked = read(thinking={"type": kind, "budget_tokens": 1024})
+        assert asked.template_hints == {"enable_thinking": thinks}
+    asked = read(thinking={"type": "adaptive"}, output_config={"effort": "low"})
+    assert asked.template_hints == {"enable_thinking": True, "reasoning_effort": "low"}
+    assert read(chat_template_kwargs={"a": 1}).template_args == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("last", "continues", "count"),
+    [
+        ({"role": "assistant", "content": "It is"}, True, 2),
+        ({"role": "assistant", "content": [{"type": "text", "text": "It is"}]}, True, 2),
+        ({"role": "assistant", "content": ""}, False, 1),
+        (
+            {
+                "role": "assistant",
+                "content": [{"type": "tool_use", "id": "c", "name": "w", "input": {}}],
+            },
+            False,
+            2,
+        ),
+    ],
+)
+def test_an_answer_that_was_begun_goes_on(
+    last: dict[str, Any], continues: bool, count: int
+) -> None:
+    asked = read(messages=[{"role": "user", "content": "hi"}, last])
+    assert (asked.continues, len(asked.messages)) == (continues, count)
 
 
 def user(*blocks: dict[str, Any]) -> dict[str, Any]:

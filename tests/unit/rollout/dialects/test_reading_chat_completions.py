@@ -127,9 +127,7 @@ def test_what_clients_send_besides_is_ignored() -> None:
         "service_tier": "auto",
         "parallel_tool_calls": True,
     }
-    assert (
-        read(**extra, reasoning_effort="low", store=True, stream_options=None, tools=None) == read()
-    )
+    assert read(**extra, store=True, stream_options=None, tools=None) == read()
 
 
 def test_tools_and_their_choice() -> None:
@@ -232,3 +230,91 @@ def test_what_is_no_json_object_is_refused(body: bytes) -> None:
     with pytest.raises(DataError) as caught:
         chat_completions.read(body, {})
     assert caught.value.where in ("body", "messages")
+
+
+# ---- what other servers take besides ---------------------------------------------------------------
+
+BEGUN = {"role": "assistant", "content": "It is"}
+CALLS = {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "weather"}}]}
+
+
+def test_arguments_of_the_template() -> None:
+    asked = read(chat_template_kwargs={"a": [1], "enable_thinking": True}, enable_thinking=False)
+    assert asked.template_args == {"a": [1], "enable_thinking": True}
+    assert read(enable_thinking=False).template_args == {"enable_thinking": False}
+    assert read(reasoning_effort="low").template_hints == {"reasoning_effort": "low"}
+    assert read(reasoning_effort="none").template_hints == {"enable_thinking": False}
+    for name in ("messages", "tools", "add_generation_prompt", "tokenize", "chat_template"):
+        assert refusal(chat_template_kwargs={name: 1}).where == f"chat_template_kwargs.{name}"
+    assert refusal(chat_template_kwargs=[1]).where == "chat_template_kwargs"
+
+
+@pytest.mark.parametrize(
+    ("fields", "continues", "count"),
+    [
+        ({"messages": [HI, BEGUN]}, False, 2),
+        ({"messages": [HI, BEGUN], "continue_final_message": True}, True, 2),
+        ({"messages": [HI, BEGUN], "continue_final_message": False}, False, 2),
+        (
+            {
+                "messages": [HI, BEGUN],
+                "continue_final_message": True,
+                "add_generation_prompt": False,
+            },
+            True,
+            2,
+        ),
+        ({"messages": [HI, BEGUN], "add_generation_prompt": True}, False, 2),
+        ({"messages": [HI, {**BEGUN, "prefix": True}]}, True, 2),
+        ({"messages": [HI, {**BEGUN, "partial": True}]}, True, 2),
+        ({"messages": [HI, {**BEGUN, "content": "", "prefix": True}]}, False, 1),
+    ],
+)
+def test_the_last_message_goes_on_where_the_client_says_so(
+    fields: dict[str, Any], continues: bool, count: int
+) -> None:
+    asked = read(**fields)
+    assert (asked.continues, len(asked.messages)) == (continues, count)
+
+
+@pytest.mark.parametrize(
+    ("fields", "where"),
+    [
+        ({"continue_final_message": True}, "continue_final_message"),
+        ({"messages": [HI, CALLS], "continue_final_message": True}, "continue_final_message"),
+        (
+            {"messages": [HI, BEGUN], "continue_final_message": 1},
+            "continue_final_message",
+        ),
+        (
+            {
+                "messages": [HI, BEGUN],
+                "continue_final_message": True,
+                "add_generation_prompt": True,
+            },
+            "add_generation_prompt",
+        ),
+        ({"add_generation_prompt": False}, "add_generation_prompt"),
+        ({"messages": [HI, {**BEGUN, "prefix": True}, HI]}, "messages[1].prefix"),
+        ({"messages": [{**HI, "prefix": True}]}, "messages[0].prefix"),
+        ({"messages": [{**BEGUN, "content": "", "prefix": True}]}, "messages[0].prefix"),
+        ({"guided_json": {"type": "object"}}, "guided_json"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"chat_template": "{{ messages }}"}, "chat_template"),
+        ({"documents": [{"text": "a"}]}, "documents"),
+        ({"return_token_ids": True}, "return_token_ids"),
+        ({"skip_special_tokens": True}, "skip_special_tokens"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(fields: dict[str, Any], where: str) -> None:
+    assert refusal(**fields).where == where
+
+
+def test_what_changes_nothing_is_taken() -> None:
+    plain = read()
+    assert read(guided_json=None, return_token_ids=False, documents=[]) == plain
+    assert read(skip_special_tokens=False, chat_template_kwargs={}) == plain
+    assert read(ignore_eos=True, stop_token_ids=[3]).sampling == {
+        "ignore_eos": True,
+        "stop_token_ids": [3],
+    }

@@ -123,13 +123,14 @@ def test_logprobs_are_asked_for_by_include() -> None:
 
 
 def test_what_clients_send_besides_is_ignored() -> None:
-    extra = {
-        "reasoning": {"effort": "low"},
-        "metadata": {},
-        "truncation": "auto",
-        "prompt_cache_key": "x",
-    }
+    extra = {"metadata": {}, "truncation": "auto", "prompt_cache_key": "x", "reasoning": {}}
     assert read(**extra, background=False, previous_response_id=None, top_logprobs=0) == read()
+
+
+def test_arguments_and_hints_of_the_template() -> None:
+    assert read(reasoning={"effort": "low"}).template_hints == {"reasoning_effort": "low"}
+    assert read(reasoning={"effort": "none"}).template_hints == {"enable_thinking": False}
+    assert read(enable_thinking=True).template_args == {"enable_thinking": True}
 
 
 @pytest.mark.parametrize(

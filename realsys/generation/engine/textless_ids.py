@@ -1,0 +1,22 @@
+"""Which ids of a model stand for no text: rows of its embedding beyond its tokenizer, or in gaps of it (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+
+def textless_ids(tokenizer: Any, *, vocabulary: int, ends: Collection[int]) -> list[int]:
+    """Returns the ids that are never sampled: nobody could read them, ascending.
+
+    Many models have more rows than their tokenizer has tokens, to a round number, and random ones at that.
+
+    Args:
+        tokenizer: None: nothing is known of texts, so there are none.
+        vocabulary: rows of the embedding.
+        ends: end an answer, whatever their text.
+    """
+    if tokenizer is None:
+        return []
+    known = {*tokenizer.get_vocab().values(), *ends}
+    return [i for i in range(vocabulary) if i not in known]
