@@ -53,6 +53,7 @@ from experiments.parts.model_files import (
     position_remarks,
     reader_problems,
     starting_model,
+    turn_end_warnings,
 )
 from experiments.parts.question_files import absolute
 from experiments.parts.rule_trials import TRUSTED
@@ -372,6 +373,7 @@ class RLExperiment(TrainingRun):
     def remarks(self, given: Collection[str]) -> Iterator[str]:
         """Reports how many questions were counted, and warns of prompts without room for an answer."""
         yield from self.task.remarks(self.actor.path)
+        yield from turn_end_warnings(self.actor.path)
         yield from trained_before(
             self.task.read_questions("task"), self.actor.path, setting="actor.path"
         )

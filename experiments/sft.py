@@ -16,7 +16,7 @@ from experiments.parts.call_placement import RolePlacement, place_models
 from experiments.parts.chosen_settings import SMALL_SFT_LR, chosen_for_sft
 from experiments.parts.held_out_records import held_out_problems_of
 from experiments.parts.layout_checks import held_out_problems, layout_problems_of
-from experiments.parts.model_files import model_problems, starting_model
+from experiments.parts.model_files import model_problems, starting_model, turn_end_warnings
 from experiments.parts.question_files import absolute
 from experiments.task import MathTask, Task
 from experiments.training_run import TrainingRun
@@ -95,6 +95,9 @@ class SFTExperiment(TrainingRun):
             batch_size=self.train_bs_n_seqs, tokenizer_dir=self.model.path
         )
         yield from self.task.answer_problems()
+        yield from self.task.conversation_problems(
+            self.model.path, max_answer_len=self.max_answer_len
+        )
         read = list(self.task.read_questions("task"))
         yield from held_out_problems_of(read, read)
         if self.train_bs_n_seqs % self._topo.data:
@@ -136,6 +139,8 @@ class SFTExperiment(TrainingRun):
     def remarks(self, given: Collection[str]) -> Iterator[str]:
         """Reports how many questions were counted."""
         yield from self.task.remarks(self.model.path)
+        yield from self.task.conversation_warnings(self.model.path)
+        yield from turn_end_warnings(self.model.path)
 
     def input_files(self) -> tuple[str, ...]:
         """Lists the question files, and the files of the starting model."""

@@ -23,6 +23,7 @@ from experiments.parts.agent_files import (
     located_env_args,
 )
 from experiments.parts.chosen_settings import MeasuredQuestions
+from experiments.parts.conversation_files import conversation_problems, conversation_warnings
 from experiments.parts.held_out_records import ReadQuestions, files_of
 from experiments.parts.question_files import (
     absolute,
@@ -249,6 +250,16 @@ class Task(Choice, abc.ABC):
         """Yields what fine-tuning on the task's answers would fail at."""
         yield from ()
 
+    def conversation_problems(
+        self, tokenizer_dir: str | None, *, max_answer_len: int
+    ) -> Iterator[ConfigError]:
+        """Yields conversations that are too long for fine-tuning."""
+        yield from ()
+
+    def conversation_warnings(self, tokenizer_dir: str | None) -> Iterator[str]:
+        """Yields what becomes of conversations in fine-tuning."""
+        yield from ()
+
     def agent_problems(self) -> Iterator[ConfigError]:
         """Yields what a run without generation servers would not act on."""
         if self.agent != SINGLE_STEP or self.agent_args:
@@ -399,6 +410,16 @@ class FileTask(Task):
         """Yields records without anything to fine-tune on."""
         if not self.needs_answer:
             yield from answer_problems(self._data)
+
+    def conversation_problems(
+        self, tokenizer_dir: str | None, *, max_answer_len: int
+    ) -> Iterator[ConfigError]:
+        """Yields the longest conversation over the limit, of those that are counted."""
+        yield from conversation_problems(self._data, tokenizer_dir, max_answer_len=max_answer_len)
+
+    def conversation_warnings(self, tokenizer_dir: str | None) -> Iterator[str]:
+        """Reports conversations that become several sequences."""
+        yield from conversation_warnings(self._data, tokenizer_dir)
 
     def remarks(self, tokenizer_dir: str | None) -> Iterator[str]:
         """Reports how many questions of large files were counted, and what filters drop."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,20 @@ def position_remarks(
             f"{answers} tokens are more than the {most} positions of the model in {path}: a prompt of "
             f"over {most - answers} tokens would end the run"
         )
+
+
+def turn_end_warnings(path: str | None) -> Iterator[str]:
+    """Reports a model whose template ends turns otherwise than its tokenizer ends texts."""
+    if path is None:
+        return
+    from realsys.models.prompt_lengths import turn_end
+
+    with suppress(RealsysError, OSError):  # reported by other checks
+        if (found := turn_end(Path(path).expanduser())) is not None and found[0] != found[1]:
+            yield (
+                f"the chat template of {path} ends a turn with {found[0]}, the tokenizer a text with "
+                f"{found[1]}: answers are trained up to the first, and sampling stops at either"
+            )
 
 
 def max_positions_of(path: str | None) -> int:

@@ -12,8 +12,8 @@ from experiments.parts.chosen_settings import MeasuredQuestions
 from experiments.parts.rule_trials import declared_problems
 from realsys.api import registry
 from realsys.api.basics.record_names import is_hub_name
-from realsys.api.basics.template_args import reserved_among, unread_argument
 from realsys.api.basics.reward import KNOWN_FIELDS, reward_terms
+from realsys.api.basics.template_args import reserved_among, unread_argument
 from realsys.api.errors import CheckpointError, ConfigError, DataError
 from realsys.data.sources.dataset_arguments import DROP, MathRecordsArguments
 
@@ -400,11 +400,11 @@ def _dropped(
             )
 
 
-def sample_of(lengths: Sequence[int]) -> list[int]:
-    """Selects positions of at most ``MAX_SAMPLED_QUESTIONS`` texts: the longest, and an even spread."""
-    if len(lengths) <= MAX_SAMPLED_QUESTIONS:
+def sample_of(lengths: Sequence[int], *, most: int = MAX_SAMPLED_QUESTIONS) -> list[int]:
+    """Selects positions of at most ``most`` texts: the longest, and an even spread."""
+    if len(lengths) <= most:
         return list(range(len(lengths)))
-    half = MAX_SAMPLED_QUESTIONS // 2
+    half = most // 2
     longest = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)[:half]
     spread = [i * len(lengths) // half for i in range(half)]
     return sorted({*longest, *spread})

@@ -247,6 +247,20 @@ class Mixture(Task):
                 at_setting(p, source, f"task.sources.{name}") for p in source.answer_problems()
             )
 
+    def conversation_problems(
+        self, tokenizer_dir: str | None, *, max_answer_len: int
+    ) -> Iterator[ConfigError]:
+        """Yields those of each source."""
+        for name, source in self.sources.items():
+            found = source.conversation_problems(tokenizer_dir, max_answer_len=max_answer_len)
+            yield from (at_setting(p, source, f"task.sources.{name}") for p in found)
+
+    def conversation_warnings(self, tokenizer_dir: str | None) -> Iterator[str]:
+        """Yields those of each source."""
+        for name, source in self.sources.items():
+            found = source.conversation_warnings(tokenizer_dir)
+            yield from (f"source {name}: {remark}" for remark in found)
+
     def remarks(self, tokenizer_dir: str | None) -> Iterator[str]:
         """Reports what each source has to say."""
         for name, source in self.sources.items():

@@ -29,6 +29,16 @@ class PreferencesTask(FileTask):
         args = {**self.data_args(), **columns, "max_answer_len": max_answer_len, "split": split}
         return DatasetAbstraction("preference_pairs", args)
 
+    def conversation_problems(
+        self, tokenizer_dir: str | None, *, max_answer_len: int
+    ) -> Iterator[ConfigError]:
+        """Yields nothing: pairs are no conversations, and parts/answer_pairs.py counts them."""
+        yield from ()
+
+    def conversation_warnings(self, tokenizer_dir: str | None) -> Iterator[str]:
+        """Yields nothing, likewise."""
+        yield from ()
+
     def answer_problems(self) -> Iterator[ConfigError]:
         """Yields records without one of the two answers, and pairs of one column."""
         if self.chosen == self.rejected:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,8 @@ class ShownRecord:
         where: its file and line; empty if the data set doesn't tell.
         num_tokens: of all its text.
         num_loss_tokens: of the parts that have a loss; 0 for a prompt.
-        parts: its text in parts that all have a loss, or none.
+        parts: its text in parts that all have a loss, or none, of one sequence each.
+        sequences: number of its parts in each of its sequences: a conversation may have several.
         answer: the known answer, for a prompt.
     """
 
@@ -47,6 +48,7 @@ class ShownRecord:
     num_tokens: int
     num_loss_tokens: int
     parts: tuple[tuple[str, bool], ...]
+    sequences: tuple[int, ...]
     answer: str
 
 
@@ -196,15 +198,17 @@ def _records(dataset: Any, tokenizer: Any, num: int) -> Iterator[ShownRecord]:
             batch.data[PROMPT_MASK].tolist() if PROMPT_MASK in batch.data else [True] * len(tokens)
         )
         answers = batch.meta.metadata.get("answer", ("",))
+        marked, parts = iter(zip(tokens, mask, strict=True)), []
+        for length in batch.meta.seqlens[key][0]:
+            grouped = groupby(islice(marked, length), key=lambda pair: bool(pair[1]))
+            parts.append(
+                [(tokenizer.decode([t for t, _ in part]), not masked) for masked, part in grouped]
+            )
         yield ShownRecord(
             where=str(where(index)) if where else "",
             num_tokens=len(tokens),
             num_loss_tokens=mask.count(False),
-            parts=tuple(
-                (tokenizer.decode([token for token, _ in part]), not masked)
-                for masked, part in groupby(
-                    zip(tokens, mask, strict=True), key=lambda pair: bool(pair[1])
-                )
-            ),
+            parts=tuple(chain.from_iterable(parts)),
+            sequences=tuple(map(len, parts)),
             answer=str(answers[0]),
         )

@@ -189,15 +189,14 @@ def _generation_config(path: str | Path) -> Any:
 
 
 def end_token_ids(tokenizer: Any, generation_config: Any) -> list[int]:
-    """Returns the tokenizer's end token, what ends a turn of its chat template, if that is one token, and
-    those of the generation config, ascending.
+    """Returns the tokenizer's end token, those that end turns of its chat template, with calls and without,
+    and those of the generation config, ascending.
 
     Args:
         generation_config: a transformers ``GenerationConfig``, or None.
     """
-    own = _own_ends(tokenizer, generation_config)
-    of_turn = PromptTokenizer(tokenizer).end_ids()
-    return sorted({*own, *of_turn} if len(of_turn) == 1 else own)
+    ends = _own_ends(tokenizer, generation_config)
+    return sorted({*ends, *PromptTokenizer(tokenizer).stop_ids()})
 
 
 def _own_ends(tokenizer: Any, generation_config: Any) -> set[int]:
@@ -207,7 +206,7 @@ def _own_ends(tokenizer: Any, generation_config: Any) -> set[int]:
 
 
 def _end_turns(module: Any, tokenizer: Any) -> None:
-    """Has whoever generates with a saved model stop where its turns end, as they did when it was trained."""
+    """Has whoever generates with a saved model stop where its turns end, as they did in training."""
     if tokenizer is None or not module.can_generate():
         return
     config = module.generation_config

@@ -18,6 +18,7 @@ from typing import Any
 from realsys.api.basics.bounded_files import read_bounded_text
 from realsys.api.basics.template_args import template_for
 from realsys.api.errors import CheckpointError
+from realsys.data.sources.chat_tokens import PROBE, PROBE_TOOL
 from realsys.data.sources.marks_as_text import BREAK, MarksAsText, marks_of
 from realsys.data.sources.record_shape import Message, Tool, template_forms, with_system
 from realsys.models import render_template
@@ -26,7 +27,8 @@ from realsys.models.hf_directory import read_json
 RENDER_S = 60.0  # wall clock on a busy machine; CPU time has its own limit
 INHERITED_ENV = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "HOME", "LANG")
 _SPECIAL = [f"{kind}_token" for kind in ("bos", "eos", "unk", "pad", "sep", "cls", "mask")]
-_ASKED = {"role": "user", "content": "1 + 1 = ?"}
+_ASKED = {"role": "user", "content": PROBE}
+_MARK = "realsys-answer-stands-here"
 _ANSWERED = {"role": "assistant", "content": "2", "reasoning_content": "one and one"}
 _CALLED = {
     "role": "assistant",
@@ -36,19 +38,11 @@ _CALLED = {
     ],
 }
 _RESULT = {"role": "tool", "tool_call_id": "c1", "name": "add", "content": "2"}
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "description": "adds",
-        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
-    },
-}
 _SYSTEM = {"role": "system", "content": "Be brief."}
 # Conversations as agents have them, each as it is sampled from and as it stands when it is answered.
 _TRIALS: tuple[Mapping[str, Any], ...] = tuple(
     {"messages": messages, "add_generation_prompt": opens, "tools": tools}
-    for tools in (None, [_TOOL])
+    for tools in (None, [PROBE_TOOL])
     for messages in (
         [_ASKED],
         [_ASKED, _ANSWERED],
@@ -122,18 +116,23 @@ def prompt_lengths(
         added = [(str(t), t.special) for t in tokenizer.get_added_tokens_decoder().values()]
         args = dict(template_args or {})
         texts = [""] * len(prompts)
-        for with_tools in (False, True):
-            offers = [bool((tools[i] if tools else ()) or args.get("tools")) for i in range(len(prompts))]
-            places = [i for i, offered in enumerate(offers) if offered == with_tools]
-            chosen = chat_template(root, tools=with_tools) or template
+        offers = [tools[i] if tools else () for i in range(len(prompts))]
+        with_tools = [i for i, offered in enumerate(offers) if offered or args.get("tools")]
+        without = sorted({*range(len(prompts))} - {*with_tools})
+        for places, chosen in (
+            (without, template),
+            (with_tools, chat_template(root, tools=True) or template),
+        ):
+            if not places:
+                continue
             literal = MarksAsText(marks_of(added, special.values(), chosen), of=marks_as_text)
-            rendered = places and render(
+            rendered = render(
                 chosen,
                 special,
                 [literal.messages(_messages(prompts[i], system)) for i in places],
                 where=str(root),
                 args=args,
-                tools=[tools[i] for i in places] if tools else (),
+                tools=[offers[i] for i in places],
             )
             for i, text in zip(places, rendered, strict=True):
                 texts[i] = text
@@ -144,12 +143,31 @@ def prompt_lengths(
             raise _template_error("there is none, and prompts are messages", str(root))
         texts = [p if p[-1:].isspace() else p + "\n" for p in plain]
         bos = special_tokens(root).get("bos_token")
-    lengths = _lengths(tokenizer, texts, root)
+    lengths = token_counts(tokenizer, texts, root)
     if bos is None:
         return lengths
-    _lengths(tokenizer, ["a"], root)  # a worker asks the same of it
+    token_counts(tokenizer, ["a"], root)  # a worker asks the same of it
     begin = int(tokenizer.encode("a").tokens[:1] == [bos])
     return [begin + length for length in lengths]
+
+
+def turn_end(root: Path) -> tuple[str, str] | None:
+    """Returns the mark with which the chat template ends an answer, and the tokenizer's end token; None:
+    there is no template, or no mark is found.
+
+    Raises:
+        CheckpointError: the tokenizer or its template is faulty.
+    """
+    tokenizer, template = read_tokenizer(root), chat_template(root)
+    special = special_tokens(root)
+    if tokenizer is None or template is None or "eos_token" not in special:
+        return None
+    added = [(str(t), t.special) for t in tokenizer.get_added_tokens_decoder().values()]
+    talk = [_ASKED, {"role": "assistant", "content": _MARK}, _ASKED]
+    (text,) = render(template, special, [talk], where=str(root))
+    _, found, behind = text.rpartition(_MARK)
+    mark = marks_of(added, special.values(), template).search(behind)
+    return (mark[0], special["eos_token"]) if found and mark else None
 
 
 def text_lengths(path: str | Path, texts: Sequence[str]) -> list[int] | None:
@@ -159,10 +177,10 @@ def text_lengths(path: str | Path, texts: Sequence[str]) -> list[int] | None:
         CheckpointError: the tokenizer is faulty, or has no tokens for a text.
     """
     tokenizer = read_tokenizer(Path(path))
-    return None if tokenizer is None else _lengths(tokenizer, texts, Path(path))
+    return None if tokenizer is None else token_counts(tokenizer, texts, Path(path))
 
 
-def _lengths(tokenizer: Any, texts: Sequence[str], root: Path) -> list[int]:
+def token_counts(tokenizer: Any, texts: Sequence[str], root: Path) -> list[int]:
     """Raises CheckpointError: a text has what the tokenizer has no token for."""
     parts = [text.split(BREAK) for text in texts]
     try:
@@ -230,7 +248,7 @@ def special_tokens(root: Path) -> dict[str, str]:
 
 
 def chat_template(root: Path, *, tools: bool = False) -> str | None:
-    """Returns the template that a tokenizer loaded from here would use for a question, or one with tools."""
+    """Returns the template that a tokenizer from here would use for a question, or for one with tools."""
     return template_for(_named_templates(root), tools=tools)
 
 
@@ -268,7 +286,8 @@ def render(
     Raises:
         CheckpointError: rendering failed or exceeded the limits.
     """
-    asked = json.dumps(
+    answer = limited(
+        render_template.__name__,
         {
             "template": template,
             "special": special,
@@ -276,12 +295,25 @@ def render(
             "args": dict(args or {}),
             "trials": [dict(given) for given in trials],
             "tools": [list(offered) for offered in tools],
-        }
+        },
+        where=where,
     )
+    texts: list[str] = answer["texts"]
+    return texts
+
+
+def limited(module: str, request: Mapping[str, Any], *, where: str) -> dict[str, Any]:
+    """Asks a program that fills a template, in a process with limits.
+
+    Args:
+        module: the program's name.
+    Raises:
+        CheckpointError: it failed or exceeded the limits.
+    """
     try:
         done = subprocess.run(
-            [sys.executable, "-P", render_template.__file__],
-            input=asked.encode(),
+            [sys.executable, "-P", "-m", module],
+            input=json.dumps(request).encode(),
             capture_output=True,
             timeout=RENDER_S,
             env={name: os.environ[name] for name in INHERITED_ENV if name in os.environ},
@@ -295,11 +327,10 @@ def render(
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
         raise _template_error(f"it can't be rendered: {said[-1][:200]}", where)
-    answer = json.loads(done.stdout)
+    answer: dict[str, Any] = json.loads(done.stdout)
     if "error" in answer:
         raise _template_error(answer["error"], where)
-    texts: list[str] = answer["texts"]
-    return texts
+    return answer
 
 
 def check_conversations(path: str | Path, *, template: str | None = None) -> None:

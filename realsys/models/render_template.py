@@ -2,8 +2,8 @@
 
 A template is untrusted code. It runs in jinja2's sandbox, in a process with limited time and memory that
 sees only the questions. What it does with longer conversations is tried besides: a template may end with a
-question, and not behind an answer. Run as a file (prompt_lengths.py) that needs jinja2 alone. Templates can
-call what transformers offers them.
+question, and not behind an answer. Run by prompt_lengths.py; it needs jinja2 alone. Templates can call what
+transformers offers them.
 """
 
 from __future__ import annotations
@@ -121,10 +121,15 @@ def _describe(error: BaseException | None) -> str:
     return said[0][:200] + (f" (line {line})" if line else "")
 
 
-if __name__ == "__main__":
-    asked = json.load(sys.stdin)
+def limit_process() -> None:
+    """Limits the time and memory of this process, and lets it write no files."""
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+
+
+if __name__ == "__main__":
+    asked = json.load(sys.stdin)
+    limit_process()
     answer = render_all(**asked)
     json.dump(answer, sys.stdout)

@@ -39,7 +39,9 @@ class TokenizerFiles:
             names: of files of its class, besides those that all have.
         """
         found = {file for pattern in {*_NAMES, *names} for file in folder.glob(pattern)}
-        return cls({str(f.relative_to(folder)): f.read_bytes() for f in sorted(found) if f.is_file()})
+        return cls(
+            {str(f.relative_to(folder)): f.read_bytes() for f in sorted(found) if f.is_file()}
+        )
 
     def write(self, folder: Path) -> None:
         """Writes them to ``folder``, which is there."""

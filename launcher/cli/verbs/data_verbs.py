@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
@@ -202,18 +203,22 @@ def _print_record(number: int, record: ShownRecord) -> None:
     from launcher.terminal.text import visible
 
     loss = f", {record.num_loss_tokens} with a loss" if record.num_loss_tokens else ""
-    head = f"{number}  {record.where}  {record.num_tokens} tokens{loss}"
-    output.data("", head)
-    if output.colour(sys.stdout):
-        from rich.text import Text
+    several = f", {len(record.sequences)} sequences" if len(record.sequences) > 1 else ""
+    output.data("", f"{number}  {record.where}  {record.num_tokens} tokens{loss}{several}")
+    parts = iter(record.parts)
+    for place, count in enumerate(record.sequences, start=1):
+        if several:
+            output.data(f"{number}.{place}")
+        if output.colour(sys.stdout):
+            from rich.text import Text
 
-        text = Text()
-        for part, has_loss in record.parts:
-            text.append(visible(part), style="green" if has_loss else "")
-        output.console().print(text, soft_wrap=True)
-    else:
-        marked = (f"⟦{part}⟧" if has_loss else part for part, has_loss in record.parts)
-        output.data("".join(marked))
+            text = Text()
+            for part, has_loss in islice(parts, count):
+                text.append(visible(part), style="green" if has_loss else "")
+            output.console().print(text, soft_wrap=True)
+        else:
+            marked = (f"⟦{part}⟧" if has_loss else part for part, has_loss in islice(parts, count))
+            output.data("".join(marked))
     if record.answer:
         output.data(f"known answer: {record.answer}")
 

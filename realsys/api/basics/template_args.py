@@ -25,7 +25,7 @@ def template_for(own: object, *, tools: bool) -> str | None:
     """Returns the template that transformers fills; None: there is none.
 
     Args:
-        own: a tokenizer's: a text, or several by name, of which ``tool_use`` is for conversations with tools.
+        own: a tokenizer's: a text, or several by name, of which ``tool_use`` is for talks with tools.
     """
     if isinstance(own, Mapping):
         own = own.get("tool_use" if tools and "tool_use" in own else "default")

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +51,25 @@ class AssistantTurn:
     target: str
     left_out: tuple[str, ...] = ()
     is_whole: bool = True
+
+
+def sequences_of(turns: Iterable[AssistantTurn]) -> list[list[tuple[str, bool]]]:
+    """Joins turns to sequences: texts, and whether they are trained.
+
+    A turn goes on the sequence of the turn before it where its context begins with that; else it begins
+    one of its own. Turns that are not whole are not trained: they would teach an empty answer.
+    """
+    made: list[list[tuple[str, bool]]] = []
+    text = ""  # of the last sequence
+    for turn in turns:
+        if not turn.is_whole:
+            continue
+        if not made or not turn.context.startswith(text):
+            made.append([])
+            text = ""
+        made[-1] += [(turn.context[len(text) :], False), (turn.target, True)]
+        text = turn.context + turn.target
+    return made
 
 
 def any_of(marks: Collection[str]) -> re.Pattern[str]:
@@ -110,10 +129,24 @@ class TurnReader:
         is_whole = "tool_calls" not in left_out and (not left_out or is_left)
         return AssistantTurn(context, target, tuple(left_out), is_whole)
 
+    def read_all(self, messages: Sequence[Message]) -> list[AssistantTurn]:
+        """Reads all turns of a conversation. Raises as ``read`` does."""
+        places = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        return [self.read(messages, place) for place in places]
+
     def end_mark(self, prompt: Sequence[Message]) -> str:
         """Returns what ends a plain answer to ``prompt``. Raises as ``read`` does."""
         answer = {"role": "assistant", "content": _MARK}
         return self.read([*prompt, answer], len(prompt)).target.rpartition(_MARK)[2]
+
+    def end_mark_of_calls(self, prompt: Sequence[Message], name: str) -> str:
+        """Returns the mark that ends an answer which calls the tool ``name``; empty: the template writes no
+        calls, or no mark behind them. Raises as ``read`` does."""
+        call = {"name": name, "arguments": {_MARK: _MARK}}
+        calls = [{"id": "realsys01", "type": "function", "function": call}]
+        answer = {"role": "assistant", "content": "", "tool_calls": calls}
+        turn = self.read([*prompt, answer], len(prompt))
+        return self._last(turn.target) if turn.is_whole and _MARK in turn.target else ""
 
     # ---- where a turn begins ---------------------------------------------------------------------
 

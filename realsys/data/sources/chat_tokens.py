@@ -17,11 +17,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from realsys.api.errors import DataError
-from realsys.data.sources.assistant_turns import TurnReader, any_of
+from realsys.data.sources.assistant_turns import TurnReader, any_of, sequences_of
 from realsys.data.sources.marks_as_text import MarksAsText, added_tokens, marks_of, tokens_of
 from realsys.data.sources.record_shape import Message, Tool, template_forms, with_system
 
 PROBE = "1 + 1 = ?"
+PROBE_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "adds",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+    },
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +95,9 @@ class PromptTokenizer:
 
     def ids(self, text: str) -> list[int]:
         """Tokenizes a text as it is, but for broken marks."""
-        return tokens_of(text, lambda part: self.tokenizer(part, add_special_tokens=False).input_ids)
+        return tokens_of(
+            text, lambda part: self.tokenizer(part, add_special_tokens=False).input_ids
+        )
 
     def conversation(
         self, messages: Sequence[Message], tools: Sequence[Tool] = ()
@@ -106,28 +116,15 @@ class PromptTokenizer:
         """
         if not self.has_template:
             raise no_template("a conversation")
-        turns = with_system(tuple(messages), self._system)
-        places = [i for i, message in enumerate(turns) if message["role"] == "assistant"]
-        if not places:
-            raise _no_turn()
-        reader = self._reader(tools)
-        sequences: list[TrainedSequence] = []
-        left_out: dict[str, None] = {}
-        text = ""  # of the last sequence
-        for place in places:
-            turn = reader.read(turns, place)
-            left_out |= dict.fromkeys(turn.left_out)
-            if not turn.is_whole:
-                continue
-            if not sequences or not turn.context.startswith(text):
-                sequences.append(TrainedSequence([], []))
-                text = ""
-            sequences[-1].add(self.ids(turn.context[len(text) :]), no_loss=True)
-            sequences[-1].add(self.ids(turn.target), no_loss=False)
-            text = turn.context + turn.target
+        turns = self._reader(tools).read_all(with_system(tuple(messages), self._system))
+        sequences = []
+        for parts in sequences_of(turns):
+            sequences.append(TrainedSequence([], []))
+            for text, has_loss in parts:
+                sequences[-1].add(self.ids(text), no_loss=not has_loss)
         if not sequences:
             raise _no_turn()
-        return sequences, tuple(left_out)
+        return sequences, tuple(dict.fromkeys(name for turn in turns for name in turn.left_out))
 
     def end_ids(self) -> list[int]:
         """Returns the tokens that end an answer: as the template ends a turn, else the end token."""
@@ -135,6 +132,16 @@ class PromptTokenizer:
             with suppress(DataError):  # one that writes questions alone
                 return self.ids(self._reader(()).end_mark(self.messages(PROBE)))
         return [self.tokenizer.eos_token_id]
+
+    def stop_ids(self) -> list[int]:
+        """Returns the tokens at which sampling stops: single ones that end an answer, or one with calls."""
+        found = [self.end_ids()]
+        if self.has_template:
+            with suppress(DataError):  # one without tools
+                name = PROBE_TOOL["function"]["name"]
+                mark = self._reader((PROBE_TOOL,)).end_mark_of_calls(self.messages(PROBE), name)
+                found.append(self.ids(mark))
+        return sorted({ids[0] for ids in found if len(ids) == 1})
 
     def _reader(self, tools: Sequence[Tool]) -> TurnReader:
         return TurnReader(

@@ -110,9 +110,7 @@ def generate(
         torch.tensor(sorted(stop_ids), device=device).long(),
         torch.tensor(textless, device=device).long() if textless else None,
     )
-    return _generate_in_batches(
-        module, prompts, sampler, pad_token_id, row_seeds, order, num_rows
-    )
+    return _generate_in_batches(module, prompts, sampler, pad_token_id, row_seeds, order, num_rows)
 
 
 def _generate_continuously(

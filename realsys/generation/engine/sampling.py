@@ -129,7 +129,7 @@ class Sampler:
         return draw.token, logprob.float(), encode_kept_sets(kept)
 
     def _logprobs(self, logits: Tensor, position: int) -> tuple[Tensor, Tensor]:
-        """Returns log-probs ``[B, V]`` over all tokens, and these with -inf for tokens not allowed (yet)."""
+        """Returns log-probs ``[B, V]`` over all tokens, and these with -inf for those not allowed (yet)."""
         logprob_BV = torch.log_softmax(logits.float() / self.gconfig.temperature, dim=-1)
         allowed = logprob_BV
         if self.textless is not None:

@@ -1,4 +1,4 @@
-"""Which ids of a model stand for no text: rows of its embedding beyond its tokenizer, or in gaps of it (pure)."""
+"""Which ids of a model stand for no text: rows of its embedding that its tokenizer does not have (pure)."""
 
 from __future__ import annotations
 

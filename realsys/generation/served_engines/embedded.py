@@ -231,8 +231,8 @@ class EmbeddedEngine:
     def _make(self) -> ContinuousEngine:
         if self.settings.num_threads is not None:
             torch.set_num_threads(self.settings.num_threads)
-        embedding: Any = self._module.get_input_embeddings()
-        vocabulary = embedding.weight.shape[0]
+        module: Any = self._module
+        vocabulary = module.get_input_embeddings().weight.shape[0]
         # Its EOS is each request's own stop token: a request may ignore it.
         return ContinuousEngine(
             self._module,

@@ -61,7 +61,7 @@ class ChatRequest:
         stream: whether the reply comes as server-sent events; ``stream_usage``: whether those of Chat
             Completions end with the counts of tokens, as other dialects' always do.
         continues: the reply goes on with the last message, which is the assistant's, and holds what is new.
-        template_args: of the chat template, for this request; one that the template does not read is refused.
+        template_args: of the chat template, for this request; what the template does not read is refused.
         template_hints: arguments that count where the template reads them, and are no mistake elsewhere.
         sampling: what the client wrote of temperature, top_p, top_k, min_p, seed, …; used only where the
             endpoint allows it.

@@ -236,14 +236,14 @@ class TemplateRenderer:
         the last message, in which the template's own text before a content is kept."""
         if not continues:
             return self._text(messages, tools, args)
-        *before, begun = messages
-        if begun.content.lstrip().startswith(THINK[0]):
+        *before, prefill = messages
+        if prefill.content.lstrip().startswith(THINK[0]):
             opening = self._text(before, tools, args)
             if opens_thoughts(opening):
                 opening = opening.rstrip().removesuffix(THINK[0])
-            return opening + begun.content.lstrip()
-        mark = _unused_mark(messages, tools, "what-was-begun")
-        text = self._text([*before, replace(begun, content=mark)], tools, args, opens=False)
+            return opening + prefill.content.lstrip()
+        mark = _unused_mark(messages, tools, "prefill")
+        text = self._text([*before, replace(prefill, content=mark)], tools, args, opens=False)
         opening, found, _ = text.rpartition(mark)
         if not found:
             raise DataError(
@@ -251,7 +251,7 @@ class TemplateRenderer:
                 where=f"messages[{len(before)}]",
                 fix="end with a question, or a tool's result",
             )
-        return opening + begun.content
+        return opening + prefill.content
 
     def _text(
         self,

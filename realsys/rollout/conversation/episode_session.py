@@ -525,15 +525,15 @@ def _with_reply(
     """Returns the conversation with the reply, which may be the rest of its last message."""
     if not request.continues:
         return [*request.messages, reply]
-    *before, begun = request.messages
+    *before, prefill = request.messages
     if parent is not None and parent.num_messages == len(request.messages):
-        begun = parent.message  # with its thoughts, which most clients don't send back
+        prefill = parent.message  # with its thoughts, which most clients don't send back
     return [
         *before,
         replace(
             reply,
-            content=begun.content + reply.content,
-            reasoning=begun.reasoning + reply.reasoning,
+            content=prefill.content + reply.content,
+            reasoning=prefill.reasoning + reply.reasoning,
         ),
     ]
 

@@ -83,8 +83,10 @@ def read(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
     retries, key = body_fields.retries_and_key(headers)
     messages = _messages(fields)
     # As the API has it: an answer that was begun goes on
-    is_begun = messages[-1].role == "assistant" and not messages[-1].tool_calls
-    messages, continues = request_extras.begun(messages, continues=is_begun, where="messages")
+    is_prefilled = messages[-1].role == "assistant" and not messages[-1].tool_calls
+    messages, continues = request_extras.prefilled(
+        messages, continues=is_prefilled, where="messages"
+    )
     return ChatRequest(
         messages=messages,
         continues=continues,

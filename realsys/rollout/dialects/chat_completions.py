@@ -104,7 +104,7 @@ def read(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
         limit = body_fields.positive(fields.max_tokens, "max_tokens")
     retries, key = body_fields.retries_and_key(headers)
     field = _continuing(fields)
-    messages, continues = request_extras.begun(
+    messages, continues = request_extras.prefilled(
         _messages(fields.messages), continues=bool(field), where=field
     )
     return ChatRequest(

@@ -92,7 +92,7 @@ def effort_hints(effort: object) -> dict[str, Any]:
     return {"reasoning_effort": effort}
 
 
-def begun(
+def prefilled(
     messages: Sequence[ChatMessage], *, continues: bool, where: str
 ) -> tuple[tuple[ChatMessage, ...], bool]:
     """Returns the messages, and whether the last one is to go on; an empty one is only an opening.

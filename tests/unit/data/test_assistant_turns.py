@@ -189,6 +189,15 @@ def reader(template: str) -> TurnReader:
     )
 
 
+@pytest.mark.parametrize(
+    ("template", "mark"),
+    [(PLAIN, "<end>"), (MOVED, "</s>"), (NEXT_ROLE, "<t>"), (THINKS, ""), (LATE_END, "")],
+)
+def test_calls_end_in_a_mark_of_their_own(template, mark):
+    asked = [{"role": "user", "content": "?"}]
+    assert reader(template).end_mark_of_calls(asked, "f") == mark
+
+
 def test_what_a_template_leaves_out_is_named():
     without = reader(PLAIN.replace("{{ m.content }}", "{{ m.content if not m.tool_calls }}"))
     turn = without.read([ASKED, thought(called("A"))], 1)

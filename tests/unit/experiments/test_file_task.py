@@ -10,9 +10,11 @@ from typing import Any
 import golden
 import pytest
 
+from experiments.parts.model_files import turn_end_warnings
 from experiments.recipes import grpo
 from experiments.sft import SFTExperiment
 from experiments.task import FileTask, MathTask
+from experiments.tasks.mixture import Mixture
 from realsys.api import registry
 from realsys.api.basics import plugin_table
 from realsys.api.errors import DataError
@@ -224,6 +226,80 @@ def test_settings_of_a_template_are_checked_with_the_model(file: str, tmp_path: 
         golden.check(told)
         (told,) = problems(task(file, **plain, **more, long_prompts="drop"), str(model))
         golden.check(told)
+
+
+def test_an_argument_that_the_template_does_not_read_is_told(file: str, tmp_path: Path) -> None:
+    model = tmp_path / "m"
+    build_tiny_llama(
+        model, seed=1, corpus=["1 + 1"], hidden_size=8, num_layers=1, num_heads=2,
+        num_kv_heads=1, vocab_size=261,
+    )  # fmt: skip
+    (model / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.content }}{% endfor %}{{ enable_thinking }}"
+    )
+    assert problems(task(file, template_args={"enable_thinking": False}), str(model)) == []
+    for name in ("enable_thinkng", "style", "tokenize"):
+        (told,) = problems(task(file, template_args={name: False}), str(model))
+        golden.check(told)
+
+
+FORGETS = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content if loop.last else m.content[-1] }}<|end|>"
+    "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+def test_conversations_are_counted_as_they_are_trained(tmp_path: Path) -> None:
+    model = tmp_path / "m"
+    build_tiny_llama(
+        model, seed=1, corpus=["1 + 1"], hidden_size=8, num_layers=1, num_heads=2,
+        num_kv_heads=1, vocab_size=261,
+    )  # fmt: skip
+    turn = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]
+    path = tmp_path / "chats.jsonl"
+    rows = [{"messages": turn * (1 + i % 3)} for i in range(40)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = FileTask(path=str(path), eval_size=4)
+    assert list(given.conversation_warnings(str(model))) == []  # there is no template
+    (model / "chat_template.jinja").write_text(FORGETS)
+    golden.check(list(given.conversation_warnings(str(model))))
+    assert list(given.conversation_warnings(None)) == []
+    assert list(given.conversation_problems(str(model), max_answer_len=999)) == []
+    tight = FileTask(path=str(path), eval_size=4, max_prompt_len=60)
+    (told,) = tight.conversation_problems(str(model), max_answer_len=20)
+    longest = int(told.what.split()[3])
+    assert told.where == f"task.path, {path}:39"
+    assert told.fix.startswith(f"set max_answer_len={longest - 60},")
+    enough = tight.conversation_problems(str(model), max_answer_len=longest - 60)
+    assert list(enough) == []
+    mixed = Mixture(sources={"a": tight, "b": given})
+    (told,) = mixed.conversation_problems(str(model), max_answer_len=20)
+    assert told.where.startswith("task.sources.a.path, ")
+    assert [r[:9] for r in mixed.conversation_warnings(str(model))] == ["source a:", "source b:"]
+    run = SFTExperiment(task=given, model=ModelOptions(path=str(model)), train_bs_n_seqs=4)
+    assert [r for r in run.remarks(()) if "become several" in r]
+    assert [p for p in run.problems() if "a conversation has" in p.what] == []
+
+
+def test_a_turn_that_ends_otherwise_than_a_text_is_told(tmp_path: Path) -> None:
+    model = tmp_path / "m"
+    build_tiny_llama(
+        model, seed=1, corpus=["1 + 1"], hidden_size=8, num_layers=1, num_heads=2,
+        num_kv_heads=1, vocab_size=261,
+    )  # fmt: skip
+    assert list(turn_end_warnings(None)) == list(turn_end_warnings(str(model))) == []
+    eos = json.loads((model / "tokenizer_config.json").read_text())["eos_token"]
+    template = "{% for m in messages %}{{ m.content }}<|end|>{% endfor %}"
+    (model / "chat_template.jinja").write_text(template.replace("<|end|>", eos))
+    assert list(turn_end_warnings(str(model))) == []
+    read = json.loads((model / "tokenizer.json").read_text())
+    end = {**read["added_tokens"][0], "id": 260, "content": "<|end|>", "special": True}
+    (model / "tokenizer.json").write_text(
+        json.dumps({**read, "added_tokens": [*read["added_tokens"], end]})
+    )
+    (model / "chat_template.jinja").write_text(template)
+    (told,) = turn_end_warnings(str(model))
+    golden.check(told.replace(str(model), "MODEL"))
 
 
 def test_long_prompts_that_are_left_out_are_told(file: str, tmp_path: Path) -> None:

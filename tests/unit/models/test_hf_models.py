@@ -227,7 +227,9 @@ def test_tokenizer_pads_on_the_left_with_eos_if_it_has_no_pad(llama_dir):
 
 def test_a_saved_tokenizer_is_byte_for_byte_the_one_that_was_loaded(llama_dir, tmp_path):
     added = {
-        "tokenizer_config.json": b'{"tokenizer_class": "PreTrainedTokenizerFast",\r\n "eos_token": "<eos>"}',
+        "tokenizer_config.json": (
+            b'{"tokenizer_class": "PreTrainedTokenizerFast",\r\n "eos_token": "<eos>"}'
+        ),
         "special_tokens_map.json": b'{"eos_token":   "<eos>"}\n\n',
         "chat_template.jinja": b"{% for m in messages %}{{ m.content }}<eos>{% endfor %}",
         "additional_chat_templates/rag.jinja": b"{{ documents }}",

@@ -61,6 +61,7 @@ def test_a_conversation_is_shown_in_parts_with_and_without_a_loss(words: list[st
         ("\x1b[31mfour<eos>", True),
     )
     assert first.num_loss_tokens < first.num_tokens
+    assert first.sequences == (4,)
     assert shown("sft-math", words, split="test", num=9).size == 2
 
 
@@ -103,6 +104,28 @@ def test_what_is_printed_has_the_loss_in_brackets_and_no_control_codes(
     assert len(json.loads(capsys.readouterr().out)["data"]["records"]) == 3
     for wrong in (["data", "shwo", "sft-math"], ["data", "show", "sft-math", "--split", "x"]):
         assert run(wrong) == 2
+
+
+FORGETS = (
+    "{% for m in messages %}<|{{ m.role }}|>"
+    "{{ m.content if loop.last else m.content.split('=')[-1] }}<eos>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def test_a_conversation_of_several_sequences_is_shown_one_by_one(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "m" / "tokenizer_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": FORGETS}))
+    texts = [("user", "one"), ("assistant", "1=two"), ("user", "three"), ("assistant", "2=four")]
+    chat = [{"role": role, "content": text} for role, text in texts]
+    (tmp_path / "chats.jsonl").write_text((json.dumps({"messages": chat}) + "\n") * 3)
+    assert shown("sft-math", words).records[0].sequences == (2, 2)
+    assert run(["data", "show", "sft-math", *words, "--num", "1"]) == 0
+    assert "2 sequences\n1.1\n<|user|>one<eos><|assistant|>⟦1=two<eos>⟧\n1.2\n" in (
+        capsys.readouterr().out
+    )
 
 
 def test_records_that_are_all_held_out_are_told(

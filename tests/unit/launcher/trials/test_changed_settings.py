@@ -108,7 +108,7 @@ schedule.weights_through schedule.wire_dtype schedule.delta schedule.workers tas
 task.agent_args task.env task.env_args schedule.success_range schedule.dump evaluator.n
 init.hidden_size init.num_layers init.num_heads init.num_kv_heads init.vocab_size task.reward_args
 task.columns.prompt task.columns.answer task.columns.messages task.columns.tools task.system
-task.template_args task.keep task.transform task.long_prompts
+task.template_args task.marks_as_text task.keep task.transform task.long_prompts
 """.split()
 CANNOT += [f"scheduling.{kind}.gpu" for kind in (*COMPUTE, *OTHERS)]
 CANNOT += [f"scheduling.{kind}.cpu" for kind in COMPUTE]

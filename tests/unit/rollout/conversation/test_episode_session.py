@@ -10,8 +10,8 @@ from typing import Any
 
 import golden
 import pytest
-from fuzzed_history import TOOLS
 from chat_families import CHATML
+from fuzzed_history import TOOLS
 from scripted_policy import END, scripted
 
 from realsys.api.agent import Answer
@@ -116,7 +116,7 @@ def test_what_was_begun_goes_on_and_is_one_message() -> None:
         sampled = policy.contexts[0] + policy.tokens(f" four{END}")
         assert policy.contexts[1][: len(sampled)] == sampled
         (made,) = session.sequences(reward=1.0)
-        assert sum(made.from_policy) == len(f" four again") - 1 + 2  # letters, and two ends
+        assert sum(made.from_policy) == len(" four again") - 1 + 2  # letters, and two ends
 
     run(episode())
 
