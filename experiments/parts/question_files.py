@@ -400,8 +400,11 @@ def _dropped(
             )
 
 
-def sample_of(lengths: Sequence[int], *, most: int = MAX_SAMPLED_QUESTIONS) -> list[int]:
-    """Selects positions of at most ``most`` texts: the longest, and an even spread."""
+def sample_of(lengths: Sequence[int], *, most: int | None = None) -> list[int]:
+    """Selects positions of at most ``most`` texts, the longest and an even spread; None: of
+    MAX_SAMPLED_QUESTIONS.
+    """
+    most = most or MAX_SAMPLED_QUESTIONS
     if len(lengths) <= most:
         return list(range(len(lengths)))
     half = most // 2

@@ -18,7 +18,7 @@ from typing import Any
 
 from realsys.api.errors import DataError
 from realsys.data.sources.assistant_turns import TurnReader, any_of, sequences_of
-from realsys.data.sources.marks_as_text import MarksAsText, added_tokens, marks_of, tokens_of
+from realsys.data.sources.marks_as_text import MarksAsText, tokenizers_marks, tokens_of
 from realsys.data.sources.record_shape import Message, Tool, template_forms, with_system
 
 PROBE = "1 + 1 = ?"
@@ -157,9 +157,7 @@ class PromptTokenizer:
 
     @functools.cached_property
     def _literal(self) -> MarksAsText:
-        special = [str(token) for token in self.tokenizer.all_special_tokens]
-        template = self.tokenizer.chat_template
-        marks = marks_of(added_tokens(self.tokenizer), special, str(template))
+        marks = tokenizers_marks(self.tokenizer, str(self.tokenizer.chat_template))
         return MarksAsText(marks, of=self._marks_as_text)
 
     def _rendered(

@@ -38,9 +38,11 @@ def marks_of(
     return any_of([text for text in {*found, *special} if len(text) > 1])
 
 
-def added_tokens(tokenizer: Any) -> list[tuple[str, bool]]:
-    """Returns the texts that a transformers tokenizer keeps whole, and whether they are special."""
-    return [(str(t), t.special) for t in getattr(tokenizer, "added_tokens_decoder", {}).values()]
+def tokenizers_marks(tokenizer: Any, template: str) -> re.Pattern[str]:
+    """Returns ``marks_of`` a tokenizer of transformers."""
+    added = [(str(t), t.special) for t in getattr(tokenizer, "added_tokens_decoder", {}).values()]
+    special = [str(token) for token in getattr(tokenizer, "all_special_tokens", ())]
+    return marks_of(added, special, template)
 
 
 class MarksAsText:

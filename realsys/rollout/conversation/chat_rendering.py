@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from realsys.api.basics.template_args import names_in, template_for
 from realsys.api.basics.thoughts import THINK
 from realsys.api.errors import ConfigError, DataError
-from realsys.data.sources.marks_as_text import MarksAsText, added_tokens, marks_of, tokens_of
+from realsys.data.sources.marks_as_text import MarksAsText, tokenizers_marks, tokens_of
 from realsys.rollout.conversation.chat_messages import ChatMessage, ToolCall
 
 Tools = Sequence[Mapping[str, Any]]
@@ -136,8 +136,7 @@ class TemplateRenderer:
         self._args = dict(template_args or {})
         self._end_ids = frozenset(end_ids)
         self._names = names_in(self._plain) | names_in(self.template)
-        special = [str(token) for token in tokenizer.all_special_tokens]
-        marks = marks_of(added_tokens(tokenizer), special, self.template)
+        marks = tokenizers_marks(tokenizer, self.template)
         self._literal = MarksAsText(marks, of=marks_as_text)
         self._takes_developer = "developer" in self.template
         ends = [tokenizer.decode([i], skip_special_tokens=False) for i in sorted(self._end_ids)]

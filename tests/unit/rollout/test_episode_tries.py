@@ -529,7 +529,7 @@ class Rendered:
 
     template = ""
 
-    def whole(self, messages: Sequence[Any], tools: Any) -> RenderedChat:
+    def whole(self, messages: Sequence[Any], tools: Any, **_: Any) -> RenderedChat:
         return RenderedChat(tokens=(5, 6, *range(7, 6 + len(messages))))
 
     def behind(self, messages: Sequence[Any], answered: int, tools: Any, **_: Any) -> RenderedChat:
