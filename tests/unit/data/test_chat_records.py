@@ -14,6 +14,7 @@ from chat_families import FAMILIES
 from realsys.api import registry
 from realsys.api.basics import plugin_table
 from realsys.api.errors import DataError
+from realsys.backends.kernels.packed_pieces import Pieces, common_prefix
 from realsys.data.record_bytes import records_of
 from realsys.data.sources.chat_tokens import PromptTokenizer, TrainedSequence
 from realsys.data.sources.dataset_arguments import Columns
@@ -168,6 +169,32 @@ def test_a_turn_that_the_template_rewrites_later_is_a_sequence_of_its_own(tokeni
     assert len(trained(tokenizer, chat[:3])) == 1
     with golden.raises(DataError):
         PromptTokenizer(tokenizer).conversation(chat[:1])
+
+
+def test_what_the_sequences_of_a_conversation_begin_with_is_computed_once(
+    tokenizer: Any, tmp_path: Path
+) -> None:
+    tokenizer.chat_template = FORGETS
+    answers = [f"<think>{thought}</think>two" for thought in ("one", "three", "four")]
+    chat = [
+        m
+        for text in answers
+        for m in ({**CHAT[0], "content": "one " * 40}, CHAT[1] | {"content": text})
+    ]
+    path = written(tmp_path, {"messages": chat})
+    data = MathSFT(
+        tokenizer=tokenizer, seed=1, split="train", path=path, eval_size=0, needs_answer=False,
+        max_prompt_len=900, max_answer_len=500,
+    )  # fmt: skip
+    batch = data.batch([0], ["a"])
+    (lengths,) = groups = batch.meta.seqlens["packed_input_ids"]
+    assert len(lengths) == 3
+    tokens = batch.data["packed_input_ids"]
+    shared = common_prefix([list(x) for x in tokens.split(list(lengths))])
+    assert shared > 40
+    kept = Pieces.of(tokens, groups).kept
+    assert kept is not None
+    assert len(kept) == len(tokens) - 2 * shared
 
 
 def test_tools_reach_the_template_and_arguments_are_objects(tokenizer: Any, tmp_path: Path) -> None:
