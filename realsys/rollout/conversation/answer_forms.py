@@ -15,6 +15,7 @@ from realsys.api.basics.thoughts import THINK
 from realsys.rollout.conversation.forms.answer_scan import MarkedForm
 from realsys.rollout.conversation.forms.call_syntax import CallSyntax, Schemas
 from realsys.rollout.conversation.forms.deepseek_form import DEEPSEEK
+from realsys.rollout.conversation.forms.glm_form import GLM
 from realsys.rollout.conversation.forms.hermes_form import HERMES
 from realsys.rollout.conversation.forms.llama3_json_form import LLAMA3_JSON
 from realsys.rollout.conversation.forms.mistral_form import MISTRAL
@@ -57,8 +58,8 @@ class AnswerForm(Protocol):
         Args:
             thinking: the template opened thoughts in the prompt, so the text begins inside of them.
             tools: the request had tools. Otherwise text that looks like a call stays content.
-            schemas: JSON schema of a tool's arguments by the tool's name. Only ``qwen3_coder`` needs them:
-                it writes texts and numbers alike; without them what reads as JSON is taken as JSON.
+            schemas: JSON schema of a tool's arguments by the tool's name. ``qwen3_coder`` and ``glm`` need
+                them: they write texts and numbers alike; without them what reads as JSON is taken as JSON.
         """
         ...
 
@@ -77,7 +78,10 @@ PLAIN_FORMS = frozenset({PLAIN.name, PLAIN_THOUGHTS.name})  # without tool calls
 ANSWER_FORMS: Mapping[str, AnswerForm] = MappingProxyType(
     {
         form.name: form
-        for form in (HERMES, QWEN3_CODER, LLAMA3_JSON, MISTRAL, DEEPSEEK, PLAIN, PLAIN_THOUGHTS)
+        for form in (
+            *(HERMES, QWEN3_CODER, GLM, LLAMA3_JSON, MISTRAL, DEEPSEEK),
+            *(PLAIN, PLAIN_THOUGHTS),
+        )
     }
 )
 
@@ -85,11 +89,8 @@ ANSWER_FORMS: Mapping[str, AnswerForm] = MappingProxyType(
 _TEMPLATE_MARKS: tuple[tuple[MarkedForm, tuple[str, ...], tuple[str, ...]], ...] = (
     (DEEPSEEK, ("<｜tool▁call▁begin｜>",), ()),
     (QWEN3_CODER, ("<tool_call>", "<function=", "<parameter="), ()),
-    (
-        HERMES,
-        ("<tool_call>", "arguments"),
-        ("<arg_key>",),
-    ),  # GLM has the same tag around its own marks
+    (GLM, ("<tool_call>", "<arg_key>", "<arg_value>"), ()),
+    (HERMES, ("<tool_call>", "arguments"), ("<arg_key>",)),
     (MISTRAL, ("[TOOL_CALLS]",), ()),
     (LLAMA3_JSON, ("<|start_header_id|>", '"parameters": '), ()),
     (PLAIN_THOUGHTS, (THINK[1],), ()),

@@ -36,7 +36,15 @@ class ConversationArguments:
     match: Literal["strict", "tools", "content"] = "tools"
     keep_thoughts: bool = True
     form: Literal[
-        "", "hermes", "qwen3_coder", "llama3_json", "mistral", "deepseek", "plain", "plain_thoughts"
+        "",
+        "hermes",
+        "qwen3_coder",
+        "glm",
+        "llama3_json",
+        "mistral",
+        "deepseek",
+        "plain",
+        "plain_thoughts",
     ] = ""
     renderer: str = "template"
     template: str = ""

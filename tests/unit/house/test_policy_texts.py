@@ -84,6 +84,13 @@ MARKS: dict[str, tuple[Hostile, ...]] = {
         ("<tool_call><function=f><parameter=a>", "\n"),
         ("<tool_call><function=f><parameter=a>", "\n<parameter="),
     ),
+    "glm": (
+        "<tool_call>", "</tool_call>", "<arg_key>", "<tool_call>f<arg_key>", "<arg_value>",
+        "<tool_call>f<arg_key>a</arg_key>", "<tool_call>f</tool_call> ", "\n<arg_key>",
+        ("<tool_call>f", "<arg_key>a</arg_key><arg_value>1</arg_value>"),
+        ("<tool_call>f<arg_key>a</arg_key><arg_value>", "</arg_value"),
+        ("<tool_call>f", "\n"),
+    ),
     "llama3_json": (
         "<|python_tag|>", "<|python_tag|>{", '{"name":"f","parameters":{}};', '{"name":', ";",
         '{"type": "function", ', '{"name": "f", "parameters": {}};<|python_tag|>',

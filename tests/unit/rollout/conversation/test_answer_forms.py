@@ -38,6 +38,15 @@ _CODER_ADD = (
 )
 _CODER_ADD_OLD = _CODER_ADD.replace("null", "None").replace("true", "True")
 _ADD_SCHEMA = {"properties": {"d": {"type": ["number", "null"]}, "e": {"type": "boolean"}}}
+_GLM_WEATHER = (
+    "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Zürich</arg_value>\n"
+    "<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n</tool_call>"
+)
+_GLM_ADD = (
+    "<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>1.5</arg_value>\n<arg_key>b</arg_key>\n"
+    '<arg_value>[1, {"c": "x\\ny"}]</arg_value>\n<arg_key>d</arg_key>\n<arg_value>null</arg_value>\n'
+    "<arg_key>e</arg_key>\n<arg_value>true</arg_value>\n</tool_call>"
+)
 _MISTRAL_LIST = (
     f'[{{"name": "get_weather", "arguments": {_WEATHER_JSON}, "id": "call00000"}}, '
     f'{{"name": "add", "arguments": {_ADD_JSON}, "id": "call00001"}}]'
@@ -90,6 +99,24 @@ RECORDED: dict[str, tuple[str, str, bool, str, str]] = {
         "qwen3_coder",
         f"I think.\n</think>Let me see.\n{_CODER_WEATHER}\n{_CODER_ADD_OLD}\n",
         True,
+        "Let me see.",
+        "I think.",
+    ),
+    "GLM 4.5": (
+        "glm",
+        f"I think.</think>\nLet me see.\n{_GLM_WEATHER}\n{_GLM_ADD}",
+        True,
+        "Let me see.",
+        "I think.",
+    ),
+    "GLM 5": (
+        "glm",
+        "<think>I think.</think>Let me see."
+        + (_GLM_WEATHER + _GLM_ADD)
+        .replace(">\n<", "><")
+        .replace("get_weather\n", "get_weather")
+        .replace("add\n", "add"),
+        False,
         "Let me see.",
         "I think.",
     ),
@@ -211,6 +238,31 @@ BROKEN = {
         "<tool_call><function=f><parameter=a>1</parameter><parameter=a>2</parameter></function></tool_call>",
         "twice",
     ),
+    "no name": (
+        "glm",
+        "<tool_call>\n<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>",
+        "no name",
+    ),
+    "a value that is missing": (
+        "glm",
+        "<tool_call>f<arg_key>a</arg_key></tool_call>",
+        "value of 'a'",
+    ),
+    "a key that is open": (
+        "glm",
+        "<tool_call>f<arg_key>a<arg_value>1</arg_value></tool_call>",
+        "a key",
+    ),
+    "JSON for pairs": (
+        "glm",
+        '<tool_call>{"name": "f", "arguments": {}}\n{}</tool_call>',
+        "no name",
+    ),
+    "an argument twice": (
+        "glm",
+        "<tool_call>f" + "<arg_key>a</arg_key><arg_value>1</arg_value>" * 2 + "</tool_call>",
+        "twice",
+    ),
     "a built-in tool": ("llama3_json", '<|python_tag|>brave_search.call(query="x")', "Expecting"),
     "text after the mark": ("mistral", "[TOOL_CALLS] get weather", "Expecting"),
     "an object for the list": (
@@ -330,7 +382,7 @@ def test_a_lone_surrogate_is_written_as_utf8_can_carry_it() -> None:
 def test_thoughts_end_before_the_content(
     text: str, thinking: bool, reasoning: str, content: str
 ) -> None:
-    for name in ("hermes", "qwen3_coder", "mistral", "deepseek", "plain_thoughts"):
+    for name in ("hermes", "qwen3_coder", "glm", "mistral", "deepseek", "plain_thoughts"):
         answer = ANSWER_FORMS[name].parse(text, thinking=thinking, tools=True)
         assert answer == ParsedAnswer(content=content, reasoning=reasoning, calls=(), faults=())
 
@@ -359,6 +411,7 @@ def test_a_call_within_thoughts_is_none_and_is_named_if_they_never_end() -> None
         ("{{ '<tool_call>\\n<function=' + c.name + '>\\n<parameter=' }}</think>", "qwen3_coder"),
         ("{{ '<seed:tool_call><function=' + c.name + '><parameter=' }}", "plain"),
         ("{{ '<tool_call>' + c.name }}<arg_key>{{ arguments }}</think>", "plain_thoughts"),
+        ("{{ '<tool_call>' + c.name }}<arg_key><arg_value>{{ arguments }}</think>", "glm"),
         ("{{ '<|start_header_id|>' }}{{ '\"parameters\": ' }}", "llama3_json"),
         ("{{ '<|start_header_id|>' + role }}", "plain"),
         ("{{ '[TOOL_CALLS]' + name + '[ARGS]' }}", "mistral"),
@@ -383,6 +436,15 @@ def _render_coder(name: str, arguments: Mapping[str, Any]) -> str:
     return f"<tool_call>\n<function={name}>\n{values}</function>\n</tool_call>\n"
 
 
+def _render_glm(name: str, arguments: Mapping[str, Any]) -> str:
+    values = "".join(
+        f"<arg_key>{key}</arg_key>\n<arg_value>"
+        f"{value if isinstance(value, str) else json.dumps(value)}</arg_value>\n"
+        for key, value in arguments.items()
+    )
+    return f"<tool_call>{name}\n{values}</tool_call>\n"
+
+
 def _render_deepseek(name: str, arguments: Mapping[str, Any]) -> str:
     return (
         f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{json.dumps(arguments)}\n```"
@@ -393,6 +455,7 @@ def _render_deepseek(name: str, arguments: Mapping[str, Any]) -> str:
 RENDERERS: dict[str, tuple[Callable[[str, Mapping[str, Any]], str], str]] = {
     "hermes": (_render_hermes, ""),
     "qwen3_coder": (_render_coder, ""),
+    "glm": (_render_glm, ""),
     "llama3_json": (lambda n, a: json.dumps({"name": n, "parameters": a}), ";"),
     "mistral": (lambda n, a: f"[TOOL_CALLS]{n}[ARGS]{json.dumps(a)}", ""),
     "deepseek": (_render_deepseek, ""),
