@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 
 from experiments.parts.question_files import SampledQuestions, sample_of
 from realsys.api.basics.record_names import is_hub_name
 from realsys.api.errors import CheckpointError, ConfigError, DataError
-from realsys.data.sources.dataset_arguments import MathRecordsArguments
+from realsys.data.sources.dataset_arguments import DROP, MathRecordsArguments
 
 MOST_COUNTED = 32  # conversations of a file whose turns a plan reads: half of them the longest
 
@@ -22,6 +23,7 @@ class CountedConversations:
     Attributes:
         counted: their number. several: those that become more than one sequence.
         most: sequences of one. longest: tokens of the longest sequence, which is of record ``where``.
+        empty: the first of which nothing can be trained; "": there is none.
     """
 
     counted: int
@@ -29,6 +31,7 @@ class CountedConversations:
     most: int
     longest: int
     where: str
+    empty: str
 
 
 def conversation_problems(
@@ -37,6 +40,12 @@ def conversation_problems(
     """Yields the longest conversation over the limit, of those that a plan counts."""
     limit = data.max_prompt_len + max_answer_len
     for name, found in _counted_conversations(data, tokenizer_dir):
+        if found.empty:
+            yield ConfigError(
+                "the chat template refuses the conversation, or writes no turn of its assistant",
+                where=f"task.{name}, {found.empty}",
+                fix="give messages that this model's template takes, or drop the record (task.keep)",
+            )
         if found.longest > limit:
             yield ConfigError(
                 f"a conversation has {found.longest} tokens, the limit is {limit}: task.max_prompt_len + "
@@ -79,6 +88,10 @@ def _counted(
     chats = [(i, q.messages, q.tools) for i, q in questions if q.messages is not None]
     sizes = [len(repr(messages)) + len(repr(tools)) for _, messages, tools in chats]
     chosen = [chats[i] for i in sample_of(sizes, most=MOST_COUNTED)]
+    if data.long_prompts == DROP:
+        prompts = found.tokens([index for index, _, _ in chosen], tokenizer_dir) or []
+        fits = [length <= data.max_prompt_len for length in prompts]
+        chosen = list(compress(chosen, fits))
     lengths = chosen and conversation_lengths(
         Path(tokenizer_dir).expanduser(),
         [messages for _, messages, _ in chosen],
@@ -87,16 +100,16 @@ def _counted(
         marks_as_text=data.marks_as_text,
         tools=[tools for _, _, tools in chosen],
     )
-    if not lengths or not any(lengths):
+    if not lengths:
         return None
-    longest, record = max(
-        (max(of_one, default=0), index)
-        for of_one, (index, _, _) in zip(lengths, chosen, strict=True)
-    )
+    longest, record = max((n, index) for (_, n), (index, _, _) in zip(lengths, chosen, strict=True))
     return CountedConversations(
         counted=len(lengths),
-        several=sum(len(of_one) > 1 for of_one in lengths),
-        most=max(map(len, lengths)),
+        several=sum(count > 1 for count, _ in lengths),
+        most=max(count for count, _ in lengths),
         longest=longest,
         where=found.kept.where(record),
+        empty=next(
+            (found.kept.where(c[0]) for c, (n, _) in zip(chosen, lengths, strict=True) if not n), ""
+        ),
     )

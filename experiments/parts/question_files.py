@@ -88,7 +88,9 @@ def answer_problems(data: MathRecordsArguments) -> Iterator[ConfigError]:
         try:
             found = SampledQuestions(data, file)
             for index in range(len(found.kept)):
-                if not found.question(index).answer and not found.question(index).messages:
+                question = found.question(index)
+                turns = [m for m in question.messages or () if m["role"] == "assistant"]
+                if not question.answer and not turns:
                     yield ConfigError(
                         "the record has no answer to learn",
                         where=f"task.{name}, {found.kept.where(index)}",
@@ -166,12 +168,23 @@ def _template_problem(data: MathRecordsArguments, tokenizer_dir: str | None) -> 
     except CheckpointError:
         return None  # reported by the check of the directory
     if template is not None:
-        return unread_argument(template, data.template_args, where="task.template_args")
+        return _unread_argument(data, Path(tokenizer_dir).expanduser())
     return ConfigError(
         "the tokenizer has no chat template",
         where=f"{setting} and {tokenizer_dir}",
         fix="use an instruction-tuned model, or leave the setting out",
     )
+
+
+def _unread_argument(data: MathRecordsArguments, root: Path) -> ConfigError | None:
+    from realsys.models.prompt_lengths import names_read
+
+    if not data.template_args:
+        return None
+    try:
+        return unread_argument(names_read(root), data.template_args, where="task.template_args")
+    except CheckpointError:  # reported by the check of the directory
+        return None
 
 
 class SampledQuestions:

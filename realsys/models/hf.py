@@ -90,8 +90,7 @@ def load_tokenizer(path: str | Path) -> Any:
     check_hf_directory(path)
     with _as_checkpoint_error(path):
         tokenizer = AutoTokenizer.from_pretrained(path, **_LOCAL)
-        own_names = [name for name in tokenizer.vocab_files_names.values() if name]
-        tokenizer.files = TokenizerFiles.read(Path(path), own_names)
+        tokenizer.files = TokenizerFiles.read(Path(path), tokenizer)
     tokenizer.padding_side = "left"
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -195,14 +194,15 @@ def end_token_ids(tokenizer: Any, generation_config: Any) -> list[int]:
     Args:
         generation_config: a transformers ``GenerationConfig``, or None.
     """
-    ends = _own_ends(tokenizer, generation_config)
-    return sorted({*ends, *PromptTokenizer(tokenizer).stop_ids()})
+    own = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+    ends = PromptTokenizer(tokenizer).stop_ids()
+    return sorted({*own, *_listed_ends(generation_config), *ends})
 
 
-def _own_ends(tokenizer: Any, generation_config: Any) -> set[int]:
+def _listed_ends(generation_config: Any) -> list[int]:
     own = getattr(generation_config, "eos_token_id", None)
     several = own if isinstance(own, list | tuple) else [own]
-    return {int(i) for i in (tokenizer.eos_token_id, *several) if i is not None}
+    return [int(i) for i in several if i is not None]
 
 
 def _end_turns(module: Any, tokenizer: Any) -> None:
@@ -210,8 +210,8 @@ def _end_turns(module: Any, tokenizer: Any) -> None:
     if tokenizer is None or not module.can_generate():
         return
     config = module.generation_config
-    ends = end_token_ids(tokenizer, config)
-    if {*ends} != _own_ends(tokenizer, config):
+    own, ends = _listed_ends(config), end_token_ids(tokenizer, config)
+    if {*own} != {*ends}:
         config.eos_token_id = ends
 
 
@@ -322,7 +322,8 @@ def save_hf(
             partial.mkdir(parents=True)
             _save_config(module, partial, weights.kinds)
             write_weights(partial, weights.kinds, weights.weights, max_bytes=MAX_FILE_BYTES)
-        if (files := getattr(tokenizer, "files", None)) is not None:
+        files: TokenizerFiles | None = getattr(tokenizer, "files", None)
+        if files is not None and files.are_of(tokenizer):
             files.write(partial)
         elif tokenizer is not None:
             tokenizer.save_pretrained(partial)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from realsys.api.basics.bounded_files import read_bounded_text
-from realsys.api.basics.template_args import template_for
+from realsys.api.basics.template_args import all_texts, template_for
 from realsys.api.errors import CheckpointError
 from realsys.data.sources.chat_tokens import PROBE, PROBE_TOOL
 from realsys.data.sources.marks_as_text import BREAK, MarksAsText, marks_of
@@ -112,20 +113,12 @@ def prompt_lengths(
     if tokenizer is None:
         return None
     if template is not None:
-        special = special_tokens(root)
-        added = [(str(t), t.special) for t in tokenizer.get_added_tokens_decoder().values()]
-        args = dict(template_args or {})
-        texts = [""] * len(prompts)
+        special, args = special_tokens(root), dict(template_args or {})
+        literal = MarksAsText(directory_marks(root, tokenizer), of=marks_as_text)
         offers = [tools[i] if tools else () for i in range(len(prompts))]
-        with_tools = [i for i, offered in enumerate(offers) if offered or args.get("tools")]
-        without = sorted({*range(len(prompts))} - {*with_tools})
-        for places, chosen in (
-            (without, template),
-            (with_tools, chat_template(root, tools=True) or template),
-        ):
-            if not places:
-                continue
-            literal = MarksAsText(marks_of(added, special.values(), chosen), of=marks_as_text)
+        texts = [""] * len(prompts)
+        with_tools = [bool(offered or args.get("tools")) for offered in offers]
+        for chosen, places in by_template(root, with_tools) or ():
             rendered = render(
                 chosen,
                 special,
@@ -151,6 +144,28 @@ def prompt_lengths(
     return [begin + length for length in lengths]
 
 
+def by_template(root: Path, with_tools: Sequence[bool]) -> list[tuple[str, list[int]]] | None:
+    """Returns the chat templates, and the places of the conversations that each is for; None: no template.
+
+    Args:
+        with_tools: of each conversation, whether it has tools.
+    """
+    chosen = []
+    for tools in (False, True):
+        template = chat_template(root, tools=tools) or chat_template(root)
+        if template is None:
+            return None
+        if places := [i for i, has_some in enumerate(with_tools) if has_some == tools]:
+            chosen.append((template, places))
+    return chosen
+
+
+def directory_marks(root: Path, tokenizer: Any) -> re.Pattern[str]:
+    """Returns the marks of a directory's templates, as ``tokenizers_marks`` finds them."""
+    added = [(str(t), t.special) for t in tokenizer.get_added_tokens_decoder().values()]
+    return marks_of(added, special_tokens(root).values(), all_texts(_named_templates(root)))
+
+
 def turn_end(root: Path) -> tuple[str, str] | None:
     """Returns the mark with which the chat template ends an answer, and the tokenizer's end token; None:
     there is no template, or no mark is found.
@@ -162,11 +177,10 @@ def turn_end(root: Path) -> tuple[str, str] | None:
     special = special_tokens(root)
     if tokenizer is None or template is None or "eos_token" not in special:
         return None
-    added = [(str(t), t.special) for t in tokenizer.get_added_tokens_decoder().values()]
     talk = [_ASKED, {"role": "assistant", "content": _MARK}, _ASKED]
     (text,) = render(template, special, [talk], where=str(root))
     _, found, behind = text.rpartition(_MARK)
-    mark = marks_of(added, special.values(), template).search(behind)
+    mark = directory_marks(root, tokenizer).search(behind)
     return (mark[0], special["eos_token"]) if found and mark else None
 
 
@@ -286,7 +300,37 @@ def render(
     Raises:
         CheckpointError: rendering failed or exceeded the limits.
     """
-    answer = limited(
+    texts: list[str] = _rendered(
+        template, special, conversations, where=where, args=args, trials=trials, tools=tools
+    )["texts"]
+    return texts
+
+
+def names_read(root: Path) -> frozenset[str]:
+    """Returns the arguments that the chat templates of a directory take from outside.
+
+    Raises:
+        CheckpointError: a template is faulty, or exceeds the limits.
+    """
+    special = special_tokens(root)
+    answers = [
+        _rendered(template, special, [], where=str(root))
+        for template in _named_templates(root).values()
+    ]
+    return frozenset(name for answer in answers for name in answer["names"])
+
+
+def _rendered(
+    template: str,
+    special: dict[str, str],
+    conversations: Sequence[Sequence[Message]],
+    *,
+    where: str,
+    args: Mapping[str, Any] | None = None,
+    trials: Sequence[Mapping[str, Any]] = (),
+    tools: Sequence[Sequence[Tool]] = (),
+) -> dict[str, Any]:
+    return limited(
         render_template.__name__,
         {
             "template": template,
@@ -298,8 +342,6 @@ def render(
         },
         where=where,
     )
-    texts: list[str] = answer["texts"]
-    return texts
 
 
 def limited(module: str, request: Mapping[str, Any], *, where: str) -> dict[str, Any]:

@@ -63,6 +63,18 @@ def environment() -> Any:
     return made
 
 
+def names_read(template: str) -> frozenset[str]:
+    """Returns the variables that a template takes from outside; none of one that does not compile."""
+    from jinja2 import meta
+
+    made = environment()
+    try:
+        found = meta.find_undeclared_variables(made.parse(template))
+    except Exception:  # whatever is wrong with it is told when it is filled
+        return frozenset()
+    return frozenset(found) - {*made.globals}
+
+
 def render_all(
     template: str,
     special: dict[str, str],
@@ -71,7 +83,8 @@ def render_all(
     trials: list[dict[str, Any]],
     tools: list[list[dict[str, Any]]],
 ) -> dict[str, Any]:
-    """Renders all conversations: ``{"texts": […]}``, or ``{"error": what}``.
+    """Renders all conversations: ``{"texts": […], "names": […]}``, or ``{"error": what}``; ``names`` are
+    those that the template takes from outside.
 
     Args:
         conversations: forms of the messages of each, of which the first that the template takes counts.
@@ -112,7 +125,7 @@ def render_all(
             continue
         if chars > MAX_CHARS:
             return {"error": f"it makes {chars:,} characters of short conversations"}
-    return {"texts": texts}
+    return {"texts": texts, "names": sorted(names_read(template))}
 
 
 def _describe(error: BaseException | None) -> str:

@@ -6,9 +6,10 @@ it, with where it was loaded from, its vocabulary written by another release. No
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 _NAMES = (
     "tokenizer.json",
@@ -21,27 +22,40 @@ _NAMES = (
     "chat_template.jinja",
     "chat_template.json",
     "*.tiktoken",
+    "tekken.json",
+    "tiktoken.model",
+    "tokenizer.model.*",
+    "tokenizer.*.json",
     "additional_chat_templates/*.jinja",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """Contents by name, relative to the model's directory."""
+    """What a tokenizer was loaded from.
+
+    Attributes:
+        contents: by name, relative to the model's directory.
+        size, template: of the tokenizer as it was loaded.
+    """
 
     contents: Mapping[str, bytes]
+    size: int
+    template: Any
 
     @classmethod
-    def read(cls, folder: Path, names: Iterable[str] = ()) -> TokenizerFiles:
-        """Reads a tokenizer's files.
-
-        Args:
-            names: of files of its class, besides those that all have.
-        """
+    def read(cls, folder: Path, tokenizer: Any) -> TokenizerFiles:
+        """Reads the files of a tokenizer of transformers that was loaded from ``folder``."""
+        names = [name for name in tokenizer.vocab_files_names.values() if name]
         found = {file for pattern in {*_NAMES, *names} for file in folder.glob(pattern)}
-        return cls(
-            {str(f.relative_to(folder)): f.read_bytes() for f in sorted(found) if f.is_file()}
-        )
+        contents = {
+            str(f.relative_to(folder)): f.read_bytes() for f in sorted(found) if f.is_file()
+        }
+        return cls(contents, len(tokenizer), tokenizer.chat_template)
+
+    def are_of(self, tokenizer: Any) -> bool:
+        """Returns whether the tokenizer has no other tokens and template since."""
+        return (self.size, self.template) == (len(tokenizer), tokenizer.chat_template)
 
     def write(self, folder: Path) -> None:
         """Writes them to ``folder``, which is there."""

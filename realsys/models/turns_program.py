@@ -14,10 +14,10 @@ from typing import Any
 from realsys.api.errors import DataError
 from realsys.data.sources.assistant_turns import TurnReader, sequences_of
 from realsys.data.sources.record_shape import Message, template_forms
-from realsys.models.render_template import environment, limit_process
+from realsys.models.render_template import MAX_CHARS, environment, limit_process
 
 
-def sequences(
+def longest_sequences(
     template: str,
     special: Mapping[str, str],
     conversations: Sequence[Sequence[Message]],
@@ -26,25 +26,22 @@ def sequences(
     marks: str,
     last_mark: str,
 ) -> dict[str, Any]:
-    """Returns the sequences of each conversation, each the texts of which it consists: ``{"texts": […]}``;
-    of one that the template refuses, none.
+    """Returns of each conversation the number of its sequences, and the texts that the one with the most
+    characters consists of: ``{"counts": […], "texts": […]}``, or ``{"error": what}``.
 
     Args:
         marks: pattern of texts that are tokens of their own.
     """
     compiled = environment().from_string(template)
-    found = []
+    counts, texts, chars = [], [], 0
     for messages, offered in zip(conversations, tools, strict=True):
         given = {"documents": None, **special, **args, "tools": [*offered] or args.get("tools")}
 
         def rendered(some: Sequence[Message], opens: bool, given: Any = given) -> str:
             for form in template_forms(some):
+                variables = {**given, "messages": form, "add_generation_prompt": opens}
                 try:
-                    return str(
-                        compiled.render(
-                            **{**given, "messages": form, "add_generation_prompt": opens}
-                        )
-                    )
+                    return str(compiled.render(**variables))
                 except MemoryError:
                     raise
                 except Exception as error:  # a template may raise anything
@@ -56,11 +53,20 @@ def sequences(
             joined = sequences_of(reader.read_all(messages))
         except DataError:
             joined = []
-        found.append([[text for text, _ in parts] for parts in joined])
-    return {"texts": found}
+        longest = max(([t for t, _ in parts] for parts in joined), key=_num_chars, default=[])
+        counts.append(len(joined))
+        texts.append(longest)
+        chars += _num_chars(longest)
+        if chars > MAX_CHARS:
+            return {"error": f"it makes {chars:,} characters of {len(texts)} conversations"}
+    return {"counts": counts, "texts": texts}
+
+
+def _num_chars(texts: Sequence[str]) -> int:
+    return sum(map(len, texts))
 
 
 if __name__ == "__main__":
     request = json.load(sys.stdin)
     limit_process()
-    json.dump(sequences(**request), sys.stdout)
+    json.dump(longest_sequences(**request), sys.stdout)

@@ -28,6 +28,15 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "bad_words": ([],),
     "length_penalty": (1,),
     "use_beam_search": (False,),
+    "repeat_penalty": (1,),
+    "typical_p": (1,),
+    "tfs_z": (1,),
+    "top_a": (0,),
+    "top_n_sigma": (-1, 0),
+    "mirostat": (0,),
+    "dry_multiplier": (0,),
+    "xtc_probability": (0,),
+    "dynatemp_range": (0,),
 }
 
 
@@ -50,7 +59,10 @@ def engine_sampling(
         DataError: a value is out of range, or asks for what the engine can't do.
     """
     for name, neutral in _NEUTRAL.items():
-        if (value := wished.get(name)) is not None and value not in neutral:
+        value = wished.get(name)
+        if name == "logit_bias" and value and not any(value.values()):
+            continue
+        if value is not None and value not in neutral:
             raise refused(
                 f"{value!r:.60} is not served",
                 where=name,

@@ -34,6 +34,7 @@ class CompletionBody(request_extras.ExtraFields, kw_only=True):
     suffix: str | None = None
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +91,20 @@ def read(body: bytes) -> CompletionRequest:
         raise refused("text between others is not served", where="suffix", fix="leave it out")
     request_extras.refuse_extras(fields)
     if name := next(iter(request_extras.template_args_of(fields)), None):
-        raise refused("no chat template is filled here", where=name, fix="leave it out")
+        where = name if name == "enable_thinking" else f"chat_template_kwargs.{name}"
+        raise refused("no chat template is filled here", where=where, fix="leave it out")
+    if fields.response_format is not None and fields.response_format.get("type") != "text":
+        raise refused(
+            "texts are not held to schemas",
+            where="response_format",
+            fix="leave it out, or use /v1/chat/completions",
+        )
+    if type(fields.logprobs) is int and not 0 <= fields.logprobs <= 1:
+        raise refused(
+            "alternatives to the sampled tokens are not known",
+            where="logprobs",
+            fix="send 1 for those that were sampled, or leave it out",
+        )
     n = body_fields.positive(fields.n, "n", body_fields.MAX_REPLIES) or 1
     if fields.best_of is not None and fields.best_of != n:
         raise refused("only as many as n are served", where="best_of", fix="leave it out")

@@ -10,7 +10,7 @@ import asyncio
 import json
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
@@ -80,10 +80,16 @@ def session_of(
     keep_thoughts: bool = True,
     renderer: str = TEMPLATE,
     template: str | None = None,
+    template_args: Mapping[str, Any] | None = None,
 ) -> EpisodeSession:
     """Makes a session over a family's tokenizer, and its template or another one, or another renderer."""
     settings = _settings(
-        family, match, keep_thoughts=keep_thoughts, renderer=renderer, template=template
+        family,
+        match,
+        keep_thoughts=keep_thoughts,
+        renderer=renderer,
+        template=template,
+        template_args=template_args,
     )
     return EpisodeSession(id="e", policy=policy, settings=settings)
 
@@ -98,8 +104,9 @@ def _settings(
     keep_thoughts: bool,
     renderer: str,
     template: str | None,
+    template_args: Mapping[str, Any] | None,
 ) -> SessionSettings:
-    place = (family, match.value, keep_thoughts, renderer, template)
+    place = (family, match.value, keep_thoughts, renderer, template, str(template_args))
     if place not in _MADE:
         tokenizer = family.tokenizer
         _MADE[place] = SessionSettings(
@@ -108,6 +115,7 @@ def _settings(
                 tokenizer,
                 end_ids=family.end_ids,
                 template=template,
+                template_args=template_args,
                 keep_thoughts=keep_thoughts,
             ),
             form=form_of_template(family.template),

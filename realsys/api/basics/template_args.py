@@ -5,8 +5,7 @@ template reads (pure).
 from __future__ import annotations
 
 import difflib
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from realsys.api.errors import ConfigError
 
@@ -15,10 +14,15 @@ RESERVED = frozenset(
     (
         *("add_generation_prompt", "chat_template", "continue_final_message", "conversation"),
         *("max_length", "messages", "padding", "return_assistant_tokens_mask", "return_dict"),
-        *("return_tensors", "tokenize", "tokenizer_kwargs", "truncation"),
+        *(
+            "return_tensors",
+            "sanitize_control_tokens",
+            "tokenize",
+            "tokenizer_kwargs",
+            "truncation",
+        ),
     )
 )
-_NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 def template_for(own: object, *, tools: bool) -> str | None:
@@ -32,19 +36,24 @@ def template_for(own: object, *, tools: bool) -> str | None:
     return own if isinstance(own, str) and own else None
 
 
+def all_texts(own: object) -> str:
+    """Returns a tokenizer's templates as one text, in which marks are looked for."""
+    return "\n".join(map(str, own.values())) if isinstance(own, Mapping) else str(own or "")
+
+
 def reserved_among(names: Iterable[str]) -> str | None:
     """Returns the first of these names that no setting can give."""
     return next((name for name in names if name in RESERVED), None)
 
 
-def names_in(template: str) -> frozenset[str]:
-    """Returns all names that a template could read: an argument that is not among them changes nothing."""
-    return frozenset(_NAME.findall(template))
+def unread_argument(
+    read: Collection[str], names: Iterable[str], *, where: str
+) -> ConfigError | None:
+    """Returns the error of the first argument that would change nothing.
 
-
-def unread_argument(template: str, names: Iterable[str], *, where: str) -> ConfigError | None:
-    """Returns the error of the first argument that would change nothing; ``where``: what gives them."""
-    read = names_in(template)
+    Args:
+        read: what the template reads. where: what gives them.
+    """
     name = next((name for name in names if name not in read), None)
     if name is None:
         return None

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from realsys.api.basics.template_args import all_texts
 from realsys.api.errors import DataError
 from realsys.data.sources.assistant_turns import TurnReader, any_of, sequences_of
 from realsys.data.sources.marks_as_text import MarksAsText, tokenizers_marks, tokens_of
@@ -131,7 +132,8 @@ class PromptTokenizer:
         if self.has_template:
             with suppress(DataError):  # one that writes questions alone
                 return self.ids(self._reader(()).end_mark(self.messages(PROBE)))
-        return [self.tokenizer.eos_token_id]
+        end = self.tokenizer.eos_token_id
+        return [] if end is None else [end]
 
     def stop_ids(self) -> list[int]:
         """Returns the tokens at which sampling stops: single ones that end an answer, or one with calls."""
@@ -157,7 +159,7 @@ class PromptTokenizer:
 
     @functools.cached_property
     def _literal(self) -> MarksAsText:
-        marks = tokenizers_marks(self.tokenizer, str(self.tokenizer.chat_template))
+        marks = tokenizers_marks(self.tokenizer, all_texts(self.tokenizer.chat_template))
         return MarksAsText(marks, of=self._marks_as_text)
 
     def _rendered(

@@ -8,6 +8,7 @@ these characters are made tokens one by one, and the characters go away. Pure, n
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -51,18 +52,27 @@ class MarksAsText:
     Args:
         marks: finds them.
         of: a key of ROLES.
+    Attributes:
+        text: returns a text whose marks are broken.
     """
 
     def __init__(self, marks: re.Pattern[str], *, of: str) -> None:
         self._marks, self._roles = marks, ROLES[of]
+        # The same texts come again with each request of a conversation
+        self.text = functools.lru_cache(maxsize=256)(self._text)
 
     def is_of(self, role: str) -> bool:
         """Returns whether texts of this role are broken."""
         return role in self._roles
 
-    def text(self, text: str) -> str:
-        """Returns a text whose marks are broken."""
-        return self._marks.sub(lambda mark: mark[0][0] + BREAK + mark[0][1:], text)
+    def _text(self, text: str) -> str:
+        """Returns a text whose marks are broken, also those that begin within others."""
+        parts, begin, at = [], 0, 0
+        while found := self._marks.search(text, at):
+            at = found.start() + 1
+            parts.append(text[begin:at])
+            begin = at
+        return BREAK.join([*parts, text[begin:]])
 
     def messages(self, messages: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """Returns messages whose marks are broken, where their roles say so."""

@@ -120,9 +120,13 @@ class Sampler:
         That is the renormalised one over each row's kept set, which is returned too
         (``encode_kept_sets``). Not for greedy picks.
         """
-        _, allowed = self._logprobs(logits, position)
+        logprob_BV, allowed = self._logprobs(logits, position)
         probs = torch.softmax(allowed, dim=-1)
         draw = draw_from_kept(probs, uniform, top_k=self.gconfig.top_k, top_p=self.gconfig.top_p)
+        if draw.kept is None and position >= self.gconfig.min_new_tokens:
+            every = torch.ones_like(allowed, dtype=torch.bool)
+            logprob = logprob_BV.gather(1, draw.token[:, None])[:, 0]
+            return draw.token, logprob, encode_kept_sets(every)
         kept = allowed > -torch.inf if draw.kept is None else draw.kept
         picked = probs.gather(1, draw.token[:, None])[:, 0].double()
         logprob = picked.log() - draw.share.log()
@@ -387,7 +391,8 @@ class SlotSampler:
             # Where what is likely is banned, what is left may have a probability that float32 can't hold.
             exact = torch.log_softmax(logits, dim=-1).gather(1, token[:, None])[:, 0]
             logprob = torch.where(logprob < _RARE, exact, logprob)
-        if share is None or (kept is None and not is_restricted):
+        # Ids without a text alone make no kept sets: each would name all of them
+        if share is None or (kept is None and banned is None):
             return token, logprob, None
         picked = allowed_probs.gather(1, token[:, None])[:, 0].double()
         of_kept = (picked.log() - share.log()).float()

@@ -19,4 +19,7 @@ def textless_ids(tokenizer: Any, *, vocabulary: int, ends: Collection[int]) -> l
     if tokenizer is None:
         return []
     known = {*tokenizer.get_vocab().values(), *ends}
-    return [i for i in range(vocabulary) if i not in known]
+    unknown = [i for i in range(vocabulary) if i not in known]
+    size = len(tokenizer)
+    # Some tokenizers' vocabulary leaves out tokens whose texts are parts of letters
+    return [i for i in unknown if i >= size or tokenizer.convert_ids_to_tokens(i) is None]

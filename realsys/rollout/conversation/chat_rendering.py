@@ -12,10 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from realsys.api.basics.template_args import names_in, template_for
+from realsys.api.basics.template_args import all_texts, template_for
 from realsys.api.basics.thoughts import THINK
 from realsys.api.errors import ConfigError, DataError
 from realsys.data.sources.marks_as_text import MarksAsText, tokenizers_marks, tokens_of
+from realsys.models.render_template import names_read
 from realsys.rollout.conversation.chat_messages import ChatMessage, ToolCall
 
 Tools = Sequence[Mapping[str, Any]]
@@ -59,9 +60,13 @@ class ChatRenderer(Protocol):
 
     Attributes:
         template: by whose marks the policy's answers are read; empty: there is none.
+        own_args: of the template, as the run has them.
+        can_continue: whether an answer that was begun can go on.
     """
 
     template: str
+    own_args: Mapping[str, Any]
+    can_continue: bool
 
     def reads(self, name: str) -> bool:
         """Returns whether an argument of this name can be given with a request."""
@@ -133,10 +138,11 @@ class TemplateRenderer:
         own = getattr(tokenizer, "chat_template", None)
         self._plain = template or template_for(own, tools=False) or PLAIN_TEMPLATE
         self.template = template or template_for(own, tools=True) or self._plain
-        self._args = dict(template_args or {})
+        self.own_args: Mapping[str, Any] = dict(template_args or {})
+        self.can_continue = True
         self._end_ids = frozenset(end_ids)
-        self._names = names_in(self._plain) | names_in(self.template)
-        marks = tokenizers_marks(tokenizer, self.template)
+        self._names = names_read(self._plain) | names_read(self.template)
+        marks = tokenizers_marks(tokenizer, template or all_texts(own or PLAIN_TEMPLATE))
         self._literal = MarksAsText(marks, of=marks_as_text)
         self._takes_developer = "developer" in self.template
         ends = [tokenizer.decode([i], skip_special_tokens=False) for i in sorted(self._end_ids)]
@@ -207,8 +213,11 @@ class TemplateRenderer:
         self, text: str, messages: Sequence[ChatMessage], continues: bool
     ) -> RenderedChat:
         thinking = opens_thoughts(text)
-        if continues and messages[-1].content.lstrip().startswith(THINK[0]):
-            thinking = THINK[1] not in messages[-1].content
+        if continues:
+            prefill = messages[-1]
+            opened = prefill.content.lstrip().startswith(THINK[0])
+            is_open = opened and THINK[1] not in prefill.content
+            thinking = is_open or bool(prefill.reasoning and not prefill.content)
         return RenderedChat(tokens=self._ids(text), thinking=thinking)
 
     def _drops_thoughts(
@@ -236,6 +245,8 @@ class TemplateRenderer:
         if not continues:
             return self._text(messages, tools, args)
         *before, prefill = messages
+        if prefill.reasoning:
+            prefill = replace(prefill, content=self._with_thoughts(prefill), reasoning="")
         if prefill.content.lstrip().startswith(THINK[0]):
             opening = self._text(before, tools, args)
             if opens_thoughts(opening):
@@ -252,6 +263,17 @@ class TemplateRenderer:
             )
         return opening + prefill.content
 
+    def _with_thoughts(self, prefill: ChatMessage) -> str:
+        """Returns the text of an answer that was begun with thoughts, or within them."""
+        if THINK[0] not in self.template:
+            raise DataError(
+                "the model's chat template writes no thoughts",
+                where="messages, thoughts of the last one",
+                fix="leave them out",
+            )
+        thoughts = f"{THINK[0]}\n{prefill.reasoning}"
+        return f"{thoughts}\n{THINK[1]}\n\n{prefill.content}" if prefill.content else thoughts
+
     def _text(
         self,
         messages: Sequence[ChatMessage],
@@ -267,7 +289,7 @@ class TemplateRenderer:
                 chat_template=self.template if tools else self._plain,
                 add_generation_prompt=opens,
                 tokenize=False,
-                **{**self._args, **args},
+                **{**self.own_args, **args},
             )
         except Exception as error:  # a template may raise anything
             raise DataError(

@@ -41,6 +41,8 @@ from realsys.rollout.conversation.reply_grammar import reply_grammar
 from realsys.rollout.conversation.stop_cut import before_stops, cut_at_stop
 from realsys.runtime.first_error import first_error
 
+_UNSET = object()
+_LAST_TOKENS = 8  # of a context: a decoder looks back no further
 OnTokens = Callable[[Sequence[int]], None]
 
 
@@ -321,6 +323,8 @@ class EpisodeSession:
         keys = path_keys(request.messages, request.tools, self.settings.match, args)
         parent, prompt = self._prompt(request, keys, args)
         grammar = ""
+        if request.continues:
+            self._check_continued(request, parent)
         may_be_held = request.schema is not None or bool(request.tools)
         if may_be_held and self.settings.schemas is SchemaUse.ENFORCE:  # reading may take seconds
             grammar = await asyncio.to_thread(self._grammar, request, thinking=prompt.thinking)
@@ -454,7 +458,11 @@ class EpisodeSession:
             )
         count, stop_text = cut_at_stop(answer.tokens, request.stop, self._text)
         answer = _kept(answer, count, stopped=bool(stop_text) or answer.stopped)
-        text = self._text(answer.tokens)
+        text = (
+            self._text_behind(context, answer.tokens)
+            if request.continues
+            else self._text(answer.tokens)
+        )
         if stop_text:
             text = text[: text.find(stop_text)]
         parsed = form.parse(text, thinking=thinking, tools=has_tools, schemas=_schemas(request))
@@ -475,6 +483,37 @@ class EpisodeSession:
             logprobs=self._logprobs(answer) if request.logprobs else (),
             num_tokens=len(answer.tokens),
         )
+
+    def _check_continued(self, request: ChatRequest, parent: AnswerNode | None) -> None:
+        """Refuses what would be read otherwise than it is meant.
+
+        Raises:
+            DataError: a call was begun, or the answer is to follow a schema.
+        """
+        begun = request.messages[-1].content
+        if parent is not None and parent.num_messages == len(request.messages):
+            begun += self._text(parent.answer.tokens)
+        syntax = self.settings.form.syntax if request.tools else None
+        if syntax is not None and any(mark in begun for mark in syntax.marks):
+            raise DataError(
+                "an answer with a call can't go on",
+                where="messages, the last one",
+                fix="end with a question or a tool's result",
+            )
+        is_held = self.settings.schemas is SchemaUse.ENFORCE
+        chosen = request.tool_choice in (ToolChoice.REQUIRED, ToolChoice.ONE)
+        if is_held and (request.schema is not None or chosen):
+            raise DataError(
+                "an answer that goes on can't be held to a schema",
+                where=request.schema_field if request.schema is not None else "tool_choice",
+                fix="leave it out, or end with a question",
+            )
+
+    def _text_behind(self, context: Sequence[int], tokens: Sequence[int]) -> str:
+        """Decodes tokens that go on with a text: some decoders leave out a first blank."""
+        last = [*context[-_LAST_TOKENS:]]
+        before, text = self.settings.decode(last), self._text([*last, *tokens])
+        return text[len(before) :] if text.startswith(before) else self._text(tokens)
 
     def _tool_call_id(self, *place: int) -> str:
         """Returns an id of nine letters and digits, as some templates want them."""
@@ -544,15 +583,18 @@ def template_args(request: ChatRequest, renderer: ChatRenderer) -> dict[str, Any
     Raises:
         DataError: one of them would change nothing.
     """
-    for name in request.template_args:
-        if not renderer.reads(name):
+    own = renderer.own_args
+    for name, value in request.template_args.items():
+        if not renderer.reads(name) and own.get(name, _UNSET) != value:
             raise DataError(
-                f"the model's chat template reads no {name!r}",
-                where=f"chat_template_kwargs.{name}",
-                fix="leave it out: it would change nothing",
+                f"{name!r} can't be given with a request: the chat template reads none, or the renderer "
+                "takes its arguments once",
+                where=name if name == "enable_thinking" else f"chat_template_kwargs.{name}",
+                fix="leave it out",
             )
-    hints = {n: value for n, value in request.template_hints.items() if renderer.reads(n)}
-    return {**hints, **request.template_args}
+    hints = {n: v for n, v in request.template_hints.items() if renderer.reads(n) and n not in own}
+    given = {**hints, **request.template_args}
+    return {name: value for name, value in given.items() if own.get(name, _UNSET) != value}
 
 
 def _over() -> SessionOver:

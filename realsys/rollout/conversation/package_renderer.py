@@ -54,6 +54,8 @@ class PackageRenderer:
         keep_thoughts: bool = True,
     ) -> None:
         self.tokenizer, self.family = tokenizer, family
+        self.own_args: Mapping[str, Any] = dict(template_args or {})
+        self.can_continue = False
         self.template = str(getattr(tokenizer, "chat_template", None) or "")
         self._package = _made(
             tokenizer, family, template_args=template_args, keep_thoughts=keep_thoughts

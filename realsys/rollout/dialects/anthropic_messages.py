@@ -64,7 +64,6 @@ class AnthropicBody(request_extras.ExtraFields, kw_only=True):
     output_config: dict[str, Any] | None = None
     output_format: dict[str, Any] | None = None
     mcp_servers: list[Any] | None = None
-    thinking: dict[str, Any] | None = None
 
 
 def read(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
@@ -84,6 +83,8 @@ def read(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
     messages = _messages(fields)
     # As the API has it: an answer that was begun goes on
     is_prefilled = messages[-1].role == "assistant" and not messages[-1].tool_calls
+    if fields.continue_final_message is not None:
+        is_prefilled = fields.continue_final_message
     messages, continues = request_extras.prefilled(
         messages, continues=is_prefilled, where="messages"
     )
@@ -91,7 +92,9 @@ def read(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
         messages=messages,
         continues=continues,
         template_args=request_extras.template_args_of(fields),
-        template_hints=_thinking_hints(fields),
+        template_hints=request_extras.template_hints_of(
+            fields, more=(fields.output_config or {}).get("effort")
+        ),
         model=fields.model or "",
         tools=tools,
         tool_choice=choice,
@@ -106,13 +109,6 @@ def read(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
         retries=retries,
         idempotency_key=key,
     )
-
-
-def _thinking_hints(fields: AnthropicBody) -> dict[str, Any]:
-    hints = request_extras.effort_hints((fields.output_config or {}).get("effort"))
-    if (kind := (fields.thinking or {}).get("type")) is not None:
-        hints["enable_thinking"] = kind != "disabled"
-    return hints
 
 
 def _messages(fields: AnthropicBody) -> tuple[ChatMessage, ...]:

@@ -44,6 +44,15 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     bad_words: list[str] | None = None
     length_penalty: Number | None = None
     use_beam_search: bool | None = None
+    repeat_penalty: Number | None = None
+    typical_p: Number | None = None
+    tfs_z: Number | None = None
+    top_a: Number | None = None
+    top_n_sigma: Number | None = None
+    mirostat: int | None = None
+    dry_multiplier: Number | None = None
+    xtc_probability: Number | None = None
+    dynatemp_range: Number | None = None
 
 
 class ContentPart(msgspec.Struct):

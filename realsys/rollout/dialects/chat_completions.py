@@ -83,9 +83,7 @@ class ChatBody(request_extras.ExtraFields, kw_only=True):
     modalities: list[str] | None = None
     functions: Any = None
     function_call: Any = None
-    reasoning_effort: str | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
+    echo: bool | None = None
 
 
 def read(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
@@ -111,7 +109,7 @@ def read(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
         messages=messages,
         continues=continues,
         template_args=request_extras.template_args_of(fields),
-        template_hints=request_extras.effort_hints(fields.reasoning_effort),
+        template_hints=request_extras.template_hints_of(fields),
         model=fields.model or "",
         tools=tools,
         tool_choice=choice,
@@ -141,6 +139,10 @@ def _refuse_what_is_not_served(fields: ChatBody) -> None:
             "only text is served", where="modalities", fix='send ["text"], or leave it out'
         )
     request_extras.refuse_extras(fields)
+    if fields.echo:
+        raise refused(
+            "what was begun is not told again", where="echo", fix="send false, or leave it out"
+        )
     body_fields.no_top_logprobs(fields.top_logprobs, "top_logprobs")
     body_fields.bounded(fields.tools, body_fields.MAX_TOOLS, "tools")
     body_fields.bounded(fields.messages, body_fields.MAX_MESSAGES, "messages")
@@ -169,6 +171,12 @@ def _continuing(fields: ChatBody) -> str:
             )
         return "continue_final_message"
     if name := next((name for name in ("prefix", "partial") if getattr(last, name)), ""):
+        if opens or fields.continue_final_message is False:
+            raise refused(
+                "the message says that it goes on, and this that it does not",
+                where="add_generation_prompt" if opens else "continue_final_message",
+                fix="leave one of them out",
+            )
         return f"messages[{len(before)}].{name}"
     if opens is False:
         raise refused(

@@ -14,43 +14,86 @@ from realsys.rollout.dialects.body_fields import SamplingFields, refused
 
 _SCHEMA = "send a JSON schema as response_format, or leave it out"
 _LEAVE = "leave it out"
-# Field → what to do instead. Values that are empty or false change nothing.
+_LENGTH = "send max_tokens"
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+# Field → what to do instead. Values that are empty or false change nothing, and those of _NEUTRAL.
 _NOT_SERVED: Mapping[str, str] = {
     **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), _SCHEMA),
-    **dict.fromkeys(("structured_outputs", "regex", "ebnf"), _SCHEMA),
+    **dict.fromkeys(("structured_outputs", "structural_tag", "json_schema", "grammar"), _SCHEMA),
+    **dict.fromkeys(("regex", "ebnf"), _SCHEMA),
+    **dict.fromkeys(("max_new_tokens", "n_predict"), _LENGTH),
+    "min_new_tokens": "send min_tokens",
     "chat_template": "leave it out: the server's own counts",
     "documents": "send their text in a message",
     "skip_special_tokens": "leave it out: texts have all tokens but the one that ends them",
-    "include_stop_str_in_output": _LEAVE,
-    "return_token_ids": _LEAVE,
-    "return_tokens_as_token_ids": _LEAVE,
-    "prompt_logprobs": _LEAVE,
     "truncate_prompt_tokens": "send a shorter conversation",
+    "stop_regex": "send stop",
+    **dict.fromkeys(
+        ("thinking_budget", "thinking_token_budget"), "send max_tokens, or reasoning_effort"
+    ),
+    **dict.fromkeys(("include_stop_str_in_output", "no_stop_trim", "return_token_ids"), _LEAVE),
+    **dict.fromkeys(
+        ("return_tokens_as_token_ids", "return_hidden_states", "prompt_embeds"), _LEAVE
+    ),
+    **dict.fromkeys(("prompt_logprobs", "input_ids", "lora_path", "eos_token_id"), _LEAVE),
+    **dict.fromkeys(("logits_processors", "custom_logit_processor"), _LEAVE),
 }
+_NEUTRAL: Mapping[str, int] = {"truncate_prompt_tokens": -1}
+_MEANT_AT_ZERO = ("prompt_logprobs", "max_new_tokens", "n_predict", "eos_token_id")
+# Thoughts are always told
+_THOUGHTS_LEFT_OUT = ("include_reasoning", "separate_reasoning")
 _OURS = {"tools": "send them as tools"}
 
 
 class ExtraFields(SamplingFields, kw_only=True):
-    """What other servers take besides. ``chat_template_kwargs``: arguments of the chat template;
-    ``enable_thinking``: the one that most of them have."""
+    """What other servers take besides.
+
+    ``chat_template_kwargs``: arguments of the chat template; ``enable_thinking``: the one that most have.
+    ``thinking``, ``reasoning`` and ``reasoning_effort``: wishes. ``continue_final_message`` and
+    ``add_generation_prompt``: whether the last message goes on.
+    """
 
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: bool | None = None
+    reasoning_effort: str | None = None
+    reasoning: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+    include_reasoning: bool | None = None
+    separate_reasoning: bool | None = None
     guided_json: Any = None
     guided_regex: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
     structured_outputs: Any = None
+    structural_tag: Any = None
+    json_schema: Any = None
+    grammar: Any = None
     regex: Any = None
     ebnf: Any = None
+    max_new_tokens: Any = None
+    n_predict: Any = None
+    min_new_tokens: Any = None
     chat_template: Any = None
     documents: Any = None
     skip_special_tokens: Any = None
+    truncate_prompt_tokens: Any = None
+    stop_regex: Any = None
+    thinking_budget: Any = None
+    thinking_token_budget: Any = None
     include_stop_str_in_output: Any = None
+    no_stop_trim: Any = None
     return_token_ids: Any = None
     return_tokens_as_token_ids: Any = None
+    return_hidden_states: Any = None
+    prompt_embeds: Any = None
     prompt_logprobs: Any = None
-    truncate_prompt_tokens: Any = None
+    input_ids: Any = None
+    lora_path: Any = None
+    eos_token_id: Any = None
+    logits_processors: Any = None
+    custom_logit_processor: Any = None
 
 
 def refuse_extras(fields: ExtraFields) -> None:
@@ -60,8 +103,13 @@ def refuse_extras(fields: ExtraFields) -> None:
         DataError: names the field.
     """
     for name, fix in _NOT_SERVED.items():
-        if getattr(fields, name):
+        value = getattr(fields, name)
+        is_zero = value == 0 and value is not False and name in _MEANT_AT_ZERO
+        if (value and value != _NEUTRAL.get(name)) or is_zero:
             raise refused("not served here", where=name, fix=fix)
+    for name in _THOUGHTS_LEFT_OUT:
+        if getattr(fields, name) is False:
+            raise refused("thoughts are always told apart", where=name, fix=_LEAVE)
 
 
 def template_args_of(fields: ExtraFields) -> dict[str, Any]:
@@ -83,13 +131,61 @@ def template_args_of(fields: ExtraFields) -> dict[str, Any]:
     return given
 
 
-def effort_hints(effort: object) -> dict[str, Any]:
-    """Returns what templates may read of a wish for more or less thinking, ``none`` to ``high``."""
-    if not isinstance(effort, str):
-        return {}
-    if effort == "none":
-        return {"enable_thinking": False}
-    return {"reasoning_effort": effort}
+def template_hints_of(fields: ExtraFields, *, more: object = None) -> dict[str, Any]:
+    """Returns what templates may read of the request's wishes for more or less thinking.
+
+    Args:
+        more: an effort that stands elsewhere in the body.
+    Raises:
+        DataError: a wish that no API has.
+    """
+    reasoning = fields.reasoning or {}
+    hints: dict[str, Any] = {}
+    for effort, where in (
+        (fields.reasoning_effort, "reasoning_effort"),
+        (reasoning.get("effort"), "reasoning.effort"),
+        (more, "output_config.effort"),
+    ):
+        if effort is None:
+            continue
+        if effort not in _EFFORTS:
+            fix = "send one of " + ", ".join(_EFFORTS)
+            raise refused(f"{effort!r:.40} is no effort", where=where, fix=fix)
+        hints["reasoning_effort"] = effort
+        if effort == "none":
+            hints["enable_thinking"] = False
+    if isinstance(enabled := reasoning.get("enabled"), bool):
+        hints["enable_thinking"] = enabled
+    if fields.thinking is not None:
+        kind = fields.thinking.get("type")
+        if kind not in ("enabled", "adaptive", "disabled"):
+            raise refused(
+                f"{kind!r:.40} is no kind of it",
+                where="thinking.type",
+                fix="send enabled, adaptive or disabled",
+            )
+        hints["enable_thinking"] = kind != "disabled"
+    return hints
+
+
+def opens_anew(fields: ExtraFields) -> None:
+    """Refuses to go on with a message, in dialects that have no such choice.
+
+    Raises:
+        DataError: the request wants to.
+    """
+    if fields.continue_final_message:
+        raise refused(
+            "answers are not continued here",
+            where="continue_final_message",
+            fix="leave it out, or use /v1/chat/completions",
+        )
+    if fields.add_generation_prompt is False:
+        raise refused(
+            "an answer that is not opened is not served",
+            where="add_generation_prompt",
+            fix="leave it out",
+        )
 
 
 def prefilled(

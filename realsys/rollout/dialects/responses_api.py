@@ -44,7 +44,6 @@ class ResponsesBody(request_extras.ExtraFields, kw_only=True):
     previous_response_id: Any = None
     conversation: Any = None
     prompt: Any = None
-    reasoning: dict[str, Any] | None = None
 
 
 def read(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
@@ -61,7 +60,7 @@ def read(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
     return ChatRequest(
         messages=_messages(fields),
         template_args=request_extras.template_args_of(fields),
-        template_hints=request_extras.effort_hints((fields.reasoning or {}).get("effort")),
+        template_hints=request_extras.template_hints_of(fields),
         model=fields.model or "",
         tools=tools,
         tool_choice=choice,
@@ -93,6 +92,7 @@ def _refuse_what_is_not_served(fields: ResponsesBody) -> None:
     if fields.prompt is not None:
         raise refused("stored prompts are not served", where="prompt", fix="send its text as input")
     request_extras.refuse_extras(fields)
+    request_extras.opens_anew(fields)
     body_fields.no_top_logprobs(fields.top_logprobs, "top_logprobs")
     body_fields.bounded(fields.tools, body_fields.MAX_TOOLS, "tools")
     if isinstance(fields.input, list):

@@ -129,7 +129,7 @@ class _Handlers:
             asked.messages,
             asked.tools,
             args=template_args(asked, settings.renderer),
-            continues=asked.continues,
+            continues=asked.continues and settings.renderer.can_continue,
         )
         return json_body(anthropic_messages.count_tokens_body(len(rendered.tokens)))
 

@@ -18,7 +18,7 @@ from realsys.backends.kernels.packed_pieces import Pieces, common_prefix
 from realsys.data.record_bytes import records_of
 from realsys.data.sources.chat_tokens import PromptTokenizer, TrainedSequence
 from realsys.data.sources.dataset_arguments import Columns
-from realsys.data.sources.marks_as_text import marks_of
+from realsys.data.sources.marks_as_text import BREAK, MarksAsText, marks_of
 from realsys.data.sources.math_questions import MathPrompts, MathSFT
 from realsys.data.sources.record_shape import question_of, template_forms
 from realsys.models.from_scratch.tiny_llama import train_tokenizer
@@ -258,6 +258,13 @@ def test_the_character_that_breaks_marks_makes_none() -> None:
         tokens = PromptTokenizer(tokenizer, marks_as_text=of).tokens(chat)
         assert tokens.count(mark) == turns + count
         assert "<|im_end|> <|im_end|>" in tokenizer.decode(tokens)
+
+
+def test_marks_that_overlap_are_all_broken() -> None:
+    marks = marks_of([("|||IP|||", True), ("|||MAIL|||", True)], [], "")
+    broken = MarksAsText(marks, of="all").text("|||IP|||MAIL||| and |||IP|||")
+    assert [part for part in broken.split(BREAK) if marks.search(part)] == []
+    assert broken.replace(BREAK, "") == "|||IP|||MAIL||| and |||IP|||"
 
 
 def test_what_a_tokenizer_keeps_whole_is_a_mark_where_the_template_writes_it() -> None:

@@ -276,9 +276,43 @@ def test_conversations_are_counted_as_they_are_trained(tmp_path: Path) -> None:
     (told,) = mixed.conversation_problems(str(model), max_answer_len=20)
     assert told.where.startswith("task.sources.a.path, ")
     assert [r[:9] for r in mixed.conversation_warnings(str(model))] == ["source a:", "source b:"]
+    long = {"messages": [{"role": "user", "content": "x" * 500}, turn[1]]}
+    path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, long]))
+    for more, count in (({}, 1), ({"long_prompts": "drop"}, 0)):
+        some = FileTask(path=str(path), eval_size=4, max_prompt_len=60, **more)
+        assert len(list(some.conversation_problems(str(model), max_answer_len=100))) == count
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     run = SFTExperiment(task=given, model=ModelOptions(path=str(model)), train_bs_n_seqs=4)
     assert [r for r in run.remarks(()) if "become several" in r]
     assert [p for p in run.problems() if "a conversation has" in p.what] == []
+
+
+def test_a_conversation_without_anything_to_train_is_told(tmp_path: Path) -> None:
+    model = tmp_path / "m"
+    build_tiny_llama(
+        model, seed=1, corpus=["1 + 1"], hidden_size=8, num_layers=1, num_heads=2,
+        num_kv_heads=1, vocab_size=261,
+    )  # fmt: skip
+    (model / "chat_template.jinja").write_text(
+        FORGETS.replace("{{ m.role }}", "{{ refused(m) if m.x }}")
+    )
+    good = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]
+    path = tmp_path / "chats.jsonl"
+    for bad, of in (
+        (good[:1], FileTask.answer_problems),
+        ([good[0], {**good[1], "x": 1}], None),
+    ):
+        rows = [{"messages": good}] * 6 + [{"messages": bad}]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        given = FileTask(path=str(path), eval_size=2)
+        found = (
+            of(given)
+            if of is not None
+            else given.conversation_problems(str(model), max_answer_len=99)
+        )
+        (told,) = found
+        assert told.where.endswith(":7")
+        golden.check(told.what)
 
 
 def test_a_turn_that_ends_otherwise_than_a_text_is_told(tmp_path: Path) -> None:

@@ -158,22 +158,49 @@ def test_ids_without_a_text_are_never_picked(settings, share):
 
 def test_kept_sets_have_no_ids_without_a_text():
     logits = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
-    for top_k, kept in ((0, {0, 1, 2}), (2, {1, 2})):
-        slots = SlotSampler(torch.device("cpu"), [3])
-        slots.add(0, Picking(1.0, False, top_k, 1.0, kept=True), seed=1, position=0)
-        token, logprob, sets = slots.pick_kept(logits)
-        assert sets == encode_kept_sets(torch.tensor([[i in kept for i in range(4)]]))
-        among = torch.log_softmax(logits[0, sorted(kept)], dim=-1)
-        assert_near(logprob[0], among[sorted(kept).index(token.item())])
+    slots = SlotSampler(torch.device("cpu"), [3])
+    slots.add(0, Picking(1.0, False, 2, 1.0, kept=True), seed=1, position=0)
+    token, logprob, sets = slots.pick_kept(logits)
+    assert sets == encode_kept_sets(torch.tensor([[False, True, True, False]]))
+    among = torch.log_softmax(logits[0, 1:3], dim=-1)
+    assert_near(logprob[0], among[token.item() - 1])
+
+
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_ids_without_a_text_alone_make_no_kept_sets(position):
+    """Else each token would name all of them; log-probs are over all ids."""
+    logits = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+    every = torch.log_softmax(logits[0], dim=-1)
+    gconfig = GenerationHyperparameters(min_new_tokens=1)
+    sampler = Sampler(gconfig, torch.tensor([0]), torch.tensor([3]))
+    uniform = torch.tensor([0.7], dtype=torch.float64)
+    token, logprob, sets = sampler.pick_kept(logits, uniform, position)
+    assert token.item() in (1, 2)
+    if position == 0:
+        assert sets == encode_kept_sets(torch.tensor([[False, True, True, False]]))
+        return
+    assert sets == [b""]
+    assert_near(logprob[0], every[token.item()])
+    slots = SlotSampler(torch.device("cpu"), [3])
+    slots.add(0, Picking(1.0, False, 0, 1.0, kept=True), seed=1, position=position)
+    token, logprob, sets = slots.pick_kept(logits)
+    assert sets is None
+    assert_near(logprob[0], every[token.item()])
 
 
 def test_textless_ids_are_beyond_the_tokenizer_or_in_its_gaps():
     class Words:
-        def get_vocab(self):
+        def get_vocab(self):  # without a token of half a letter
             return {"a": 0, "b": 1, "c": 4}
 
-    assert textless_ids(Words(), vocabulary=7, ends=[]) == [2, 3, 5, 6]
-    assert textless_ids(Words(), vocabulary=7, ends=[6]) == [2, 3, 5]
+        def convert_ids_to_tokens(self, i):
+            return {0: "a", 1: "b", 3: "\ufffd", 4: "c"}.get(i)
+
+        def __len__(self):
+            return 5
+
+    assert textless_ids(Words(), vocabulary=7, ends=[]) == [2, 5, 6]
+    assert textless_ids(Words(), vocabulary=7, ends=[6]) == [2, 5]
     assert textless_ids(Words(), vocabulary=2, ends=[]) == []
     assert textless_ids(None, vocabulary=7, ends=[]) == []
 

@@ -10,6 +10,7 @@ import pytest
 
 from realsys.api.errors import CheckpointError
 from realsys.data.sources.chat_tokens import PromptTokenizer
+from realsys.models import conversation_lengths as conversation_lengths_module
 from realsys.models.conversation_lengths import conversation_lengths
 from realsys.models.from_scratch.tiny_llama import build_tiny_llama
 from realsys.models.hf import load_tokenizer
@@ -60,10 +61,36 @@ def with_template(model: Path, template: str) -> Path:
 def test_sequences_and_tokens_are_those_of_the_worker(model, template, counts, tools):
     worker = PromptTokenizer(load_tokenizer(with_template(model, template)), system="Be brief.")
     found = conversation_lengths(model, TALKS, system="Be brief.", tools=[tools] * len(TALKS))
-    assert found == [
-        [len(sequence.tokens) for sequence in worker.conversation(talk, tools)[0]] for talk in TALKS
-    ]
-    assert list(map(len, found)) == counts
+    rows = [worker.conversation(talk, tools)[0] for talk in TALKS]
+    assert found == [(len(row), max(len(sequence.tokens) for sequence in row)) for row in rows]
+    assert [count for count, _ in found] == counts
+
+
+def test_each_conversation_is_counted_with_the_template_for_its_tools(model):
+    with_template(model, PLAIN)
+    (model / "additional_chat_templates").mkdir()
+    (model / "additional_chat_templates/tool_use.jinja").write_text("{{ tools | tojson }}" + PLAIN)
+    worker = PromptTokenizer(load_tokenizer(model))
+    offers = [[TOOL], [], [TOOL], []]
+    found = conversation_lengths(model, TALKS, tools=offers)
+    rows = [worker.conversation(talk, o)[0] for talk, o in zip(TALKS, offers, strict=True)]
+    assert found == [(1, len(row[0].tokens)) for row in rows]
+
+
+def test_a_long_conversation_of_many_sequences_takes_no_more_than_its_longest(model, monkeypatch):
+    """A quadratic count would fill a login node's memory."""
+    encoded = []
+    real = conversation_lengths_module.token_counts
+
+    def token_counts(tokenizer, texts, root):
+        encoded.extend(texts)
+        return real(tokenizer, texts, root)
+
+    monkeypatch.setattr(conversation_lengths_module, "token_counts", token_counts)
+    talk = [ASKED, THOUGHT] * 30
+    ((count, tokens),) = conversation_lengths(with_template(model, FORGETS), [talk])
+    assert (count, len(encoded)) == (30, 2)
+    assert tokens > 30
 
 
 def test_a_conversation_that_the_template_refuses_has_no_sequences(model):
@@ -71,7 +98,8 @@ def test_a_conversation_that_the_template_refuses_has_no_sequences(model):
         "{{ m.role }}", "{{ m.role if m.role != 'tool' else raise_exception('no') }}"
     )
     found = conversation_lengths(with_template(model, refuses), TALKS)
-    assert list(map(len, found)) == [1, 1, 0, 1]
+    assert [count for count, _ in found] == [1, 1, 0, 1]
+    assert found[2] == (0, 0)
 
 
 def test_nothing_is_counted_without_a_template(model):

@@ -1,5 +1,6 @@
 """Loading and saving tiny random models."""
 
+import copy
 import json
 import logging
 
@@ -249,7 +250,7 @@ def test_a_saved_tokenizer_is_byte_for_byte_the_one_that_was_loaded(llama_dir, t
 
 
 @pytest.mark.parametrize(
-    ("own", "saved"), [(1, [1, 5]), ([1, 7], [1, 5, 7]), ([5], [5]), (None, [1, 5])]
+    ("own", "saved"), [(1, [1, 5]), ([1, 7], [1, 5, 7]), ([5, 1], [5, 1]), (None, [1, 5])]
 )
 def test_whoever_generates_with_a_saved_model_stops_where_its_turns_end(own, saved, tmp_path):
     words = {"<pad>": 0, "<eos>": 1, **{f"w{i}": i for i in range(2, 20)}}
@@ -264,6 +265,36 @@ def test_whoever_generates_with_a_saved_model_stops_where_its_turns_end(own, sav
     save_hf(module, chats, tmp_path / "m")
     assert GenerationConfig.from_pretrained(tmp_path / "m").eos_token_id == saved
     assert end_token_ids(chats, module.generation_config) == sorted({*saved, 1})
+
+
+def test_the_mark_of_turns_is_saved_where_it_is_the_tokenizers_own_end(tmp_path, tokenizer):
+    """Of a base model that begins with a chat tokenizer."""
+    chats = copy.deepcopy(tokenizer)
+    chats.chat_template = "{% for m in messages %}w2 {{ m.content }} <eos> {% endfor %}w2 "
+    for own, saved in ((7, [1, 7]), (None, [1]), ([1], [1])):
+        module = tiny_llama()
+        module.generation_config.eos_token_id = own
+        save_hf(module, chats, tmp_path / "m")
+        assert GenerationConfig.from_pretrained(tmp_path / "m").eos_token_id == saved
+
+
+def test_a_tokenizer_without_an_end_has_none():
+    words = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    endless = PreTrainedTokenizerFast(tokenizer_object=words)
+    assert end_token_ids(endless, None) == []
+    assert end_token_ids(endless, GenerationConfig(eos_token_id=3)) == [3]
+
+
+def test_a_tokenizer_that_was_changed_is_saved_as_it_is(llama_dir, tmp_path):
+    for change in (
+        lambda t: t.add_tokens(["w99"]),
+        lambda t: setattr(t, "chat_template", "{{ messages }}"),
+    ):
+        loaded = load_tokenizer(llama_dir)
+        change(loaded)
+        save_hf(tiny_llama(), loaded, tmp_path / "m")
+        again = load_tokenizer(tmp_path / "m")
+        assert (len(again), again.chat_template) == (len(loaded), loaded.chat_template)
 
 
 def test_a_missing_tokenizer_is_an_error(llama_dir):

@@ -1,4 +1,4 @@
-"""Values of arguments that a family writes as bare text: the tool's schema tells the number 2 from the text."""
+"""Values of arguments that a family writes as bare text: the tool's schema tells numbers from texts."""
 
 from __future__ import annotations
 

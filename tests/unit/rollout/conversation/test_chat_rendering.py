@@ -313,7 +313,8 @@ def test_arguments_of_a_request_come_before_those_of_the_run() -> None:
     own = CHATML.replace("assistant\\n' -}}{%- endif -%}", "assistant\\n' + mood -}}{%- endif -%}")
     made = renderer("chatml", template=own, template_args={"mood": "(glad) "})
     assert made.reads("mood")
-    assert not made.reads("moo")
+    for no_argument in ("moo", "assistant", "m", "for", "namespace", "tojson"):
+        assert not made.reads(no_argument)
     sad = made.whole([user("1")], (), args={"mood": "(sad) "})
     assert text_of(made, sad).endswith("assistant\n(sad) ")
     talk = [user("1"), said("one"), user("2")]
@@ -362,6 +363,16 @@ def test_thoughts_that_were_begun_go_on(family: str, content: str, thinking: boo
     assert text.endswith(content)
     assert text.count("<think>") == max(1 if family == "qwen3" else 0, content.count("<think>"))
     assert whole.thinking is thinking
+
+
+def test_thoughts_beside_what_was_begun_go_on() -> None:
+    made = renderer("qwen3")
+    for content, end in (("", "<think>\nhm, "), ("It", "<think>\nhm, \n</think>\n\nIt")):
+        whole = made.whole([user("1"), said(content, reasoning="hm, ")], (), continues=True)
+        assert text_of(made, whole).endswith(f"assistant\n{end}")
+        assert whole.thinking is (content == "")
+    with golden.raises(DataError):
+        renderer("chatml").whole([user("1"), said("", reasoning="hm")], (), continues=True)
 
 
 def test_a_message_goes_on_behind_an_answer_of_the_policy() -> None:

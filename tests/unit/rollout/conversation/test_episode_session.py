@@ -171,9 +171,75 @@ def test_an_argument_that_the_template_does_not_read_is_refused_and_a_hint_is_no
         session, policy = scripted(f"a{END}", template=CHATML + "{{ effort }}")
         with pytest.raises(DataError) as caught:
             await ask(session, user("1"), template_args={"enable_thinking": False})
-        assert caught.value.where == "chat_template_kwargs.enable_thinking"
+        assert caught.value.where == "enable_thinking"
+        with pytest.raises(DataError) as caught:
+            await ask(session, user("1"), template_args={"mood": 1})
+        assert caught.value.where == "chat_template_kwargs.mood"
         await ask(session, user("1"), template_hints={"effort": "low", "enable_thinking": True})
         assert decoded(session, policy.contexts[0]).endswith("low")
+
+    run(episode())
+
+
+def test_the_runs_own_arguments_come_before_hints_and_make_no_branch() -> None:
+    async def episode() -> None:
+        args = {"effort": "low"}
+        template = CHATML + "{{ effort }}"
+        session, policy = scripted(
+            f"a{END}", f"b{END}", f"c{END}", template=template, template_args=args
+        )
+        first = (
+            (await ask(session, user("1"), template_hints={"effort": "high"})).replies[0].message
+        )
+        assert decoded(session, policy.contexts[0]).endswith("low")
+        await ask(session, user("1"), first, user("2"), template_args={"effort": "low"})
+        begun = policy.contexts[0] + policy.tokens(f"a{END}")
+        assert policy.contexts[1][: len(begun)] == begun
+        await ask(session, user("1"), template_args={"effort": "high"})
+        assert decoded(session, policy.contexts[2]).endswith("high")
+
+    run(episode())
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_an_answer_with_a_call_does_not_go_on(cut: bool) -> None:
+    async def episode() -> None:
+        session, _ = scripted('Sure.\n<tool_call>\n{"name": "se')
+        begun = ChatMessage(role="assistant", content="<tool_call>")
+        if cut:
+            asked = await ask(session, user("1"), tools=TOOLS, max_tokens=30)
+            begun = asked.replies[0].message
+        with pytest.raises(DataError) as caught:
+            await ask(session, user("1"), begun, tools=TOOLS, continues=True)
+        assert caught.value.where == "messages, the last one"
+
+    run(episode())
+
+
+def test_an_answer_that_goes_on_is_held_to_no_schema() -> None:
+    async def episode() -> None:
+        session, _ = scripted(f" 1{END}")
+        session.settings = replace(session.settings, schemas=SchemaUse.ENFORCE)
+        begun = ChatMessage(role="assistant", content='{"a": ')
+        with pytest.raises(DataError) as caught:
+            await ask(session, user("1"), begun, continues=True, schema={"type": "object"})
+        assert caught.value.where == "response_format"
+
+    run(episode())
+
+
+def test_a_first_blank_is_told_of_what_goes_on() -> None:
+    """Some decoders leave it out at the beginning of a text."""
+
+    async def episode() -> None:
+        session, _ = scripted(f" you{END}")
+        decode = session.settings.decode
+        session.settings = replace(
+            session.settings, decode=lambda tokens: decode(tokens).removeprefix(" ")
+        )
+        begun = ChatMessage(role="assistant", content="hello")
+        asked = await ask(session, user("1"), begun, continues=True)
+        assert asked.replies[0].message.content == " you"
 
     run(episode())
 

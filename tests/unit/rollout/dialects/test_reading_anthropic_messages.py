@@ -175,8 +175,12 @@ def test_wishes_for_thoughts_are_hints_to_the_template() -> None:
 def test_an_answer_that_was_begun_goes_on(
     last: dict[str, Any], continues: bool, count: int
 ) -> None:
-    asked = read(messages=[{"role": "user", "content": "hi"}, last])
+    messages = [{"role": "user", "content": "hi"}, last]
+    asked = read(messages=messages)
     assert (asked.continues, len(asked.messages)) == (continues, count)
+    assert not read(messages=messages, continue_final_message=False).continues
+    with pytest.raises(DataError):
+        read(messages=messages[:1], continue_final_message=True)
 
 
 def user(*blocks: dict[str, Any]) -> dict[str, Any]:

@@ -243,7 +243,15 @@ def test_arguments_of_the_template() -> None:
     assert asked.template_args == {"a": [1], "enable_thinking": True}
     assert read(enable_thinking=False).template_args == {"enable_thinking": False}
     assert read(reasoning_effort="low").template_hints == {"reasoning_effort": "low"}
-    assert read(reasoning_effort="none").template_hints == {"enable_thinking": False}
+    assert read(reasoning_effort="none").template_hints == {
+        "reasoning_effort": "none",
+        "enable_thinking": False,
+    }
+    assert read(reasoning={"enabled": False}).template_hints == {"enable_thinking": False}
+    assert read(thinking={"type": "disabled"}).template_hints == {"enable_thinking": False}
+    assert refusal(reasoning_effort="banana").where == "reasoning_effort"
+    assert refusal(reasoning={"effort": 5}).where == "reasoning.effort"
+    assert refusal(thinking={"type": "banana"}).where == "thinking.type"
     for name in ("messages", "tools", "add_generation_prompt", "tokenize", "chat_template"):
         assert refusal(chat_template_kwargs={name: 1}).where == f"chat_template_kwargs.{name}"
     assert refusal(chat_template_kwargs=[1]).where == "chat_template_kwargs"
@@ -298,7 +306,22 @@ def test_the_last_message_goes_on_where_the_client_says_so(
         ({"messages": [HI, {**BEGUN, "prefix": True}, HI]}, "messages[1].prefix"),
         ({"messages": [{**HI, "prefix": True}]}, "messages[0].prefix"),
         ({"messages": [{**BEGUN, "content": "", "prefix": True}]}, "messages[0].prefix"),
+        (
+            {"messages": [HI, {**BEGUN, "prefix": True}], "add_generation_prompt": True},
+            "add_generation_prompt",
+        ),
+        (
+            {"messages": [HI, {**BEGUN, "partial": True}], "continue_final_message": False},
+            "continue_final_message",
+        ),
         ({"guided_json": {"type": "object"}}, "guided_json"),
+        ({"grammar": "root ::= x"}, "grammar"),
+        ({"max_new_tokens": 5}, "max_new_tokens"),
+        ({"n_predict": 0}, "n_predict"),
+        ({"prompt_logprobs": 0}, "prompt_logprobs"),
+        ({"include_reasoning": False}, "include_reasoning"),
+        ({"thinking_budget": 5}, "thinking_budget"),
+        ({"echo": True}, "echo"),
         ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
         ({"chat_template": "{{ messages }}"}, "chat_template"),
         ({"documents": [{"text": "a"}]}, "documents"),
@@ -314,6 +337,7 @@ def test_what_changes_nothing_is_taken() -> None:
     plain = read()
     assert read(guided_json=None, return_token_ids=False, documents=[]) == plain
     assert read(skip_special_tokens=False, chat_template_kwargs={}) == plain
+    assert read(include_reasoning=True, truncate_prompt_tokens=-1, echo=False) == plain
     assert read(ignore_eos=True, stop_token_ids=[3]).sampling == {
         "ignore_eos": True,
         "stop_token_ids": [3],

@@ -129,7 +129,8 @@ def test_what_clients_send_besides_is_ignored() -> None:
 
 def test_arguments_and_hints_of_the_template() -> None:
     assert read(reasoning={"effort": "low"}).template_hints == {"reasoning_effort": "low"}
-    assert read(reasoning={"effort": "none"}).template_hints == {"enable_thinking": False}
+    hints = {"reasoning_effort": "none", "enable_thinking": False}
+    assert read(reasoning={"effort": "none"}).template_hints == hints
     assert read(enable_thinking=True).template_args == {"enable_thinking": True}
 
 
@@ -137,6 +138,8 @@ def test_arguments_and_hints_of_the_template() -> None:
     ("fields", "where"),
     [
         ({"background": True}, "background"),
+        ({"continue_final_message": True}, "continue_final_message"),
+        ({"add_generation_prompt": False}, "add_generation_prompt"),
         ({"previous_response_id": "r"}, "previous_response_id"),
         ({"conversation": {"id": "c"}}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
