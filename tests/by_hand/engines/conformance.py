@@ -547,7 +547,8 @@ async def a_full_server_is_well(served: Served, client: FullClient) -> None:
     """Its health check does not wait behind everybody until one of them has ended."""
     count = (await client.info(timeout_s=S)).max_running + 2
     asked = [request(f"full{i}", sampling_seed=i, max_new_tokens=LONG) for i in range(count)]
-    await client.pause(PauseMode.IN_PLACE)  # else a fast one ends the first before the last has come
+    # Filled while it is paused: else a fast one ends the first before the last has come
+    await client.pause(PauseMode.IN_PLACE)
     running = [asyncio.create_task(client.generate(r, timeout_s=S)) for r in asked]
     async with asyncio.timeout(S):
         while (info := await client.info(timeout_s=S)).num_running + info.num_waiting < count:
