@@ -62,7 +62,7 @@ def test_the_doctor_measures_nodes_and_names_those_that_are_ill(
     node: the next test has two, and an all-reduce among them."""
     hangs = '[ "$SLURMD_NODENAME" != n3 ] || exec sleep 600'
     path = slurm_trials.write_spec(setup=[put_nvidia_smi(tmp_path / "bin"), hangs])
-    limited = functools.partial(Wanted, look_s=50.0, reduce_s=60.0, starts_s=10.0)
+    limited = functools.partial(Wanted, look_s=50.0, reduce_s=300.0, starts_s=10.0)
     monkeypatch.setattr(gpu_job, "Wanted", limited)
     monkeypatch.setattr(gpu_job, "CPU_PROCESSES", 1)
     question = GpuProbeRequest(nodelist="n[1-4]", gloo=True)
