@@ -10,7 +10,8 @@ the mark that ends the turn::
 
 Templates write a turn in several ways, and the target is looked for in this order:
 
-- the context and then the turn: the target is what is added;
+- the context and then the turn: the target is what is added, without the opening of an answer, which some
+  write behind a result only as soon as that is answered;
 - otherwise than they open an answer (an opened thought, where the turn has none): the target is what the
   template writes behind a thought of that turn, without the thought;
 - behind the same messages, with another opening: what both openings share is left out;
@@ -87,6 +88,7 @@ class TurnReader:
     def __init__(self, render: Render, *, marks: re.Pattern[str], last_mark: str) -> None:
         self._render, self._marks, self._last_mark = render, marks, last_mark
         self._end: _End | None = None
+        self._opening: str | None = None
 
     def read(self, messages: Sequence[Message], place: int) -> AssistantTurn:
         """Reads the turn that is message ``place``.
@@ -120,7 +122,8 @@ class TurnReader:
     def _text(self, before: list[Message], turn: Message, context: str, whole: str) -> str:
         opened = _opened_thought(context)
         if whole.startswith(context):
-            return _with_thought(turn, whole[len(context) :]) if opened else whole[len(context) :]
+            text = self._without_opening(context, whole[len(context) :])
+            return _with_thought(turn, text) if opened else text
         if not _thought(turn):
             thought = dict.fromkeys(THOUGHTS[:2], _MARK)
             thinking = self._render([*before, {**turn, **thought}], False)
@@ -137,6 +140,16 @@ class TurnReader:
         if text.lstrip().startswith(THINK[1]):
             return _with_thought(turn, text)
         return f"{_thought(turn)}\n{THINK[1]}\n\n{text.lstrip()}"
+
+    def _without_opening(self, context: str, text: str) -> str:
+        """Returns a turn's text without the opening of an answer, which is not the model's to say."""
+        if self._opening is None:
+            written, asked = self._followed([_ASKED]), self._followed([_ASKED], opens=True)
+            opening = asked[len(written) :] if asked.startswith(written) else ""
+            opening = opening[: len(opening) - len(_opened_thought(opening))]
+            self._opening = opening if self._marks.search(opening) else ""
+        is_late = self._opening and not context.endswith(self._opening)
+        return text.removeprefix(self._opening) if is_late else text
 
     def _otherwise_opened(
         self, before: list[Message], turn: Message, context: str, whole: str
@@ -199,9 +212,9 @@ class TurnReader:
             self._end = _End(own, closing, self._first(followed))
         return self._end
 
-    def _followed(self, messages: list[Message]) -> str:
+    def _followed(self, messages: list[Message], *, opens: bool = False) -> str:
         try:
-            return self._render(messages, False)
+            return self._render(messages, opens)
         except DataError:  # a template without results, say: there is nothing to be read from it
             return ""
 
