@@ -143,13 +143,18 @@ class TurnReader:
 
     def _without_opening(self, context: str, text: str) -> str:
         """Returns a turn's text without the opening of an answer, which is not the model's to say."""
+        opening = self._opening_of_answers()
+        is_late = opening and not context.endswith(opening)
+        return text.removeprefix(opening) if is_late else text
+
+    def _opening_of_answers(self) -> str:
+        """Returns with what the template opens an answer to a short question; empty: with no mark."""
         if self._opening is None:
             written, asked = self._followed([_ASKED]), self._followed([_ASKED], opens=True)
             opening = asked[len(written) :] if asked.startswith(written) else ""
             opening = opening[: len(opening) - len(_opened_thought(opening))]
             self._opening = opening if self._marks.search(opening) else ""
-        is_late = self._opening and not context.endswith(self._opening)
-        return text.removeprefix(self._opening) if is_late else text
+        return self._opening
 
     def _otherwise_opened(
         self, before: list[Message], turn: Message, context: str, whole: str
@@ -158,7 +163,7 @@ class TurnReader:
         core = context[: len(context) - len(_opened_thought(context))]
         written = self._render(before, False)
         if not (context.startswith(written) and whole.startswith(written)):
-            marked = self._render([*before, {**_marked(turn), **_thoughts(turn)}], False)
+            marked = self._render([*before, _marked(turn)], False)
             return whole[_begins(core, whole, marked) :]
         opening = core[len(written) :]
         shared = self._shared(opening, whole[len(written) :])
@@ -232,10 +237,6 @@ def _marked(turn: Message) -> dict[str, Any]:
     return {"role": turn["role"], "content": _MARK}
 
 
-def _thoughts(turn: Message) -> dict[str, Any]:
-    return {name: turn[name] for name in THOUGHTS if name in turn}
-
-
 def _thought(turn: Message) -> str:
     """Returns a turn's thoughts, also those that its content begins with."""
     inside, closed, _ = str(turn.get("content") or "").partition(THINK[1])
@@ -268,8 +269,8 @@ def _common_beginning(one: str, other: str) -> str:
 
 def _begins(core: str, whole: str, marked: str) -> int:
     """Returns where a turn begins in ``whole``: behind what its context begins with, not behind the first
-    letter in which it differs from one with another text, and where most of what is before it ends the
-    context, too."""
+    letter in which it differs from one with another text and no thoughts, and where most of what is before
+    it ends the context, too."""
     latest = len(_common_beginning(whole, marked))
     earliest = len(_common_beginning(whole, core))
     best, place = 0, latest
