@@ -34,8 +34,8 @@ WORTH_KNOWING = {
     "gemma4, gemma4_v3, gemma4_v4": "The template writes thoughts of turns with calls alone. "
     "Thoughts of plain answers are not trained.",
     "gptoss": "The template writes the first call of a message alone. A turn with several calls "
-    "is not trained, and the log says so. The turns behind it are trained, in a context with one "
-    "call and all results. Content beside a call is trained as the thoughts that the template "
+    "is not trained, and the log says so. The turns behind it are trained, in a context with the "
+    "first call and all results. Content beside a call is trained as the thoughts that the template "
     "makes of it.",
     "llama3_1, llama3_2": "The template refuses two calls in one message: give each call a "
     "message of its own.",
@@ -75,7 +75,8 @@ def page(trl: Row, outsider: Row) -> str:
         "What the columns mean:",
         "",
         "- trained: what of a message is trained where it has it; with a share where that is not "
-        "so of all turns. What the template does not write is left out, and the log says so.",
+        "so of all turns. What the template does not write is left out, and the log says so, once "
+        "for each field.",
         "- ends: the mark that ends an answer, and the one that ends a turn with calls where it "
         "is another.",
         "- sequences: how many sequences a conversation becomes on average. It is more than one "

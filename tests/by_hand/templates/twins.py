@@ -234,6 +234,7 @@ JUDGED: dict[str, dict[str, str]] = {  # by template and kind of difference: the
     "cohere2": _WHOLE,
     "deepseek_r1_distill": _DEEPSEEK | _WHOLE,
     "deepseekv3": _DEEPSEEK
+    | _WHOLE
     | {"theirs '«argument»', ours '«argument» in ASCII'": "letters of arguments"},
     "diffusion_gemma": _LINE | _THOUGHTS | {"theirs '', ours '<|tool_response>'": "end of calls"},
     "gemma": _LINE | _WHOLE,
