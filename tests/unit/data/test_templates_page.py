@@ -1,4 +1,4 @@
-"""What is trained under 51 chat templates is committed, with judgements, and the page tells it. Runs none."""
+"""What is trained under 51 chat templates is committed, each difference judged, and the page tells it."""
 
 from __future__ import annotations
 
