@@ -10,7 +10,8 @@ the mark that ends the turn::
 
 Templates write a turn in several ways, and the target is looked for in this order:
 
-- the context and then the turn: the target is what is added;
+- the context and then the turn: the target is what is added, without the opening of an answer, which some
+  write behind a result only as soon as that is answered;
 - otherwise than they open an answer (an opened thought, where the turn has none): the target is what the
   template writes behind a thought of that turn, without the thought;
 - behind the same messages, with another opening: what both openings share is left out;
@@ -106,6 +107,7 @@ class TurnReader:
     def __init__(self, render: Render, *, marks: re.Pattern[str], last_mark: str) -> None:
         self._render, self._marks, self._last_mark = render, marks, last_mark
         self._end: _End | None = None
+        self._opening: str | None = None
 
     def read(self, messages: Sequence[Message], place: int) -> AssistantTurn:
         """Reads the turn that is message ``place``.
@@ -153,7 +155,8 @@ class TurnReader:
     def _text(self, before: list[Message], turn: Message, context: str, whole: str) -> str:
         opened = _opened_thought(context)
         if whole.startswith(context):
-            return _with_thought(turn, whole[len(context) :]) if opened else whole[len(context) :]
+            text = self._without_opening(context, whole[len(context) :])
+            return _with_thought(turn, text) if opened else text
         if not _thought(turn):
             thought = dict.fromkeys(THOUGHTS[:2], _MARK)
             thinking = self._render([*before, {**turn, **thought}], False)
@@ -171,6 +174,21 @@ class TurnReader:
             return _with_thought(turn, text)
         return f"{_thought(turn)}\n{THINK[1]}\n\n{text.lstrip()}"
 
+    def _without_opening(self, context: str, text: str) -> str:
+        """Returns a turn's text without the opening of an answer, which is not the model's to say."""
+        opening = self._opening_of_answers()
+        is_late = opening and not context.endswith(opening)
+        return text.removeprefix(opening) if is_late else text
+
+    def _opening_of_answers(self) -> str:
+        """Returns with what the template opens an answer to a short question; empty: with no mark."""
+        if self._opening is None:
+            written, asked = self._followed([_ASKED]), self._followed([_ASKED], opens=True)
+            opening = asked[len(written) :] if asked.startswith(written) else ""
+            opening = opening[: len(opening) - len(_opened_thought(opening))]
+            self._opening = opening if self._marks.search(opening) else ""
+        return self._opening
+
     def _otherwise_opened(
         self, before: list[Message], turn: Message, context: str, whole: str
     ) -> str:
@@ -178,7 +196,7 @@ class TurnReader:
         core = context[: len(context) - len(_opened_thought(context))]
         written = self._render(before, False)
         if not (context.startswith(written) and whole.startswith(written)):
-            marked = self._render([*before, {**_marked(turn), **_thoughts(turn)}], False)
+            marked = self._render([*before, _marked(turn)], False)
             return whole[_begins(core, whole, marked) :]
         opening = core[len(written) :]
         shared = self._shared(opening, whole[len(written) :])
@@ -232,9 +250,9 @@ class TurnReader:
             self._end = _End(own, closing, self._first(followed))
         return self._end
 
-    def _followed(self, messages: list[Message]) -> str:
+    def _followed(self, messages: list[Message], *, opens: bool = False) -> str:
         try:
-            return self._render(messages, False)
+            return self._render(messages, opens)
         except DataError:  # a template without results, say: there is nothing to be read from it
             return ""
 
@@ -250,10 +268,6 @@ class TurnReader:
 
 def _marked(turn: Message) -> dict[str, Any]:
     return {"role": turn["role"], "content": _MARK}
-
-
-def _thoughts(turn: Message) -> dict[str, Any]:
-    return {name: turn[name] for name in THOUGHTS if name in turn}
 
 
 def _thought(turn: Message) -> str:
@@ -288,8 +302,8 @@ def _common_beginning(one: str, other: str) -> str:
 
 def _begins(core: str, whole: str, marked: str) -> int:
     """Returns where a turn begins in ``whole``: behind what its context begins with, not behind the first
-    letter in which it differs from one with another text, and where most of what is before it ends the
-    context, too."""
+    letter in which it differs from one with another text and no thoughts, and where most of what is before
+    it ends the context, too."""
     latest = len(_common_beginning(whole, marked))
     earliest = len(_common_beginning(whole, core))
     best, place = 0, latest

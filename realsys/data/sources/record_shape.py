@@ -188,13 +188,13 @@ def template_forms(messages: Sequence[Message]) -> Iterator[list[dict[str, Any]]
     """Yields the forms in which messages are given to a chat template, until it takes one.
 
     Thoughts under the names that templates read, as transformers gives them since 5.24; and arguments of
-    calls as objects, which most templates write by themselves, or else as they are: DeepSeek-V3's puts
+    calls as objects, which most templates write by themselves, or else as JSON text: DeepSeek-V3's puts
     texts together.
     """
     whole = [_as_templates_read(message) for message in messages]
     yield whole
     texts = [
-        {**m, "tool_calls": given["tool_calls"]} if m.get("tool_calls") else m
+        {**m, "tool_calls": [*map(_with_text, given["tool_calls"])]} if m.get("tool_calls") else m
         for m, given in zip(whole, messages, strict=True)
     ]
     if texts != whole:
@@ -228,6 +228,14 @@ def _with_object(call: Mapping[str, Any]) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         return call
     return {**call, "arguments": read} if isinstance(read, dict) else call
+
+
+def _with_text(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    if isinstance(call.get("function"), Mapping):
+        return {**call, "function": _with_text(call["function"])}
+    given = call.get("arguments")
+    is_object = isinstance(given, Mapping)
+    return {**call, "arguments": json.dumps(given, ensure_ascii=False)} if is_object else call
 
 
 def _tools(record: Mapping[str, Any], columns: Columns, where: str) -> tuple[Tool, ...]:

@@ -282,22 +282,31 @@ class TemplateRenderer:
         *,
         opens: bool = True,
     ) -> str:
-        try:
-            text: str = self.tokenizer.apply_chat_template(
-                [template_message(m, takes_developer=self._takes_developer) for m in messages],
-                tools=[dict(t) for t in tools] or None,
-                chat_template=self.template if tools else self._plain,
-                add_generation_prompt=opens,
-                tokenize=False,
-                **{**self.own_args, **args},
-            )
-        except Exception as error:  # a template may raise anything
-            raise DataError(
-                f"the model's chat template can't be filled: {error}"[:400],
-                where="messages of " + ", ".join(m.role for m in messages[-20:]),
-                fix="send messages in an order that this model's template takes",
-            ) from error
-        return text
+        first: Exception | None = None
+        for as_text in (False, True) if any(m.tool_calls for m in messages) else (False,):
+            try:
+                text: str = self.tokenizer.apply_chat_template(
+                    [self._for_template(m, as_text) for m in messages],
+                    tools=[dict(t) for t in tools] or None,
+                    chat_template=self.template if tools else self._plain,
+                    add_generation_prompt=opens,
+                    tokenize=False,
+                    **{**self.own_args, **args},
+                )
+            except Exception as error:  # a template may raise anything
+                first = first or error
+            else:
+                return text
+        raise DataError(
+            f"the model's chat template can't be filled: {first}"[:400],
+            where="messages of " + ", ".join(m.role for m in messages[-20:]),
+            fix="send messages in an order that this model's template takes",
+        ) from first
+
+    def _for_template(self, message: ChatMessage, as_text: bool) -> dict[str, Any]:
+        return template_message(
+            message, takes_developer=self._takes_developer, arguments_as_text=as_text
+        )
 
     def _ids(self, text: str) -> tuple[int, ...]:
         try:
@@ -336,8 +345,13 @@ class TemplateRenderer:
         return _first_of(self._ends, behind) is not None
 
 
-def template_message(message: ChatMessage, *, takes_developer: bool) -> dict[str, Any]:
-    """Returns a message as chat templates take it; a developer's as the system's, unless they know both."""
+def template_message(
+    message: ChatMessage, *, takes_developer: bool, arguments_as_text: bool = False
+) -> dict[str, Any]:
+    """Returns a message as chat templates take it; a developer's as the system's, unless they know both.
+
+    Most templates write arguments of calls by themselves and want values. DeepSeek-V3's wants texts.
+    """
     role = message.role
     if role == "developer" and not takes_developer:
         role = "system"
@@ -345,7 +359,10 @@ def template_message(message: ChatMessage, *, takes_developer: bool) -> dict[str
     if message.reasoning:
         made["reasoning_content"] = message.reasoning
     if message.tool_calls:
-        made["tool_calls"] = [_template_call(call) for call in message.tool_calls]
+        made["tool_calls"] = [
+            _call(call, call.arguments) if arguments_as_text else _template_call(call)
+            for call in message.tool_calls
+        ]
     if message.tool_call_id:
         made["tool_call_id"] = message.tool_call_id
     if message.name:
@@ -354,11 +371,14 @@ def template_message(message: ChatMessage, *, takes_developer: bool) -> dict[str
 
 
 def _template_call(call: ToolCall) -> dict[str, Any]:
-    """Templates write arguments by themselves, so they want them as a value rather than as text."""
     try:
         arguments: Any = json.loads(call.arguments)
     except (ValueError, RecursionError):
         arguments = call.arguments
+    return _call(call, arguments)
+
+
+def _call(call: ToolCall, arguments: Any) -> dict[str, Any]:
     function = {"name": call.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}
 

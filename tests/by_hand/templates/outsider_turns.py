@@ -2,9 +2,9 @@
 
     python tests/by_hand/templates/outsider_turns.py [--templates FOLDER]
 
-writes results/outsider_turns.json. Compares contexts and targets of `TurnReader` with
-`outsider/expected.json` (its README.md says how that was made). Without a folder of templates it fetches
-them, by pip.
+writes results/outsider_turns.json, of which `templates_page.py --write` makes a part of
+docs/chat_templates.md. Compares contexts and targets of `TurnReader` with `outsider/expected.json` (its
+README.md says how that was made). Without a folder of templates it fetches them, by pip.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ sys.path[:0] = [str(HERE.parents[2]), str(HERE.parents[1] / "support"), str(OUTS
 
 from by_hand import HandCheck  # noqa: E402
 from reference import FAMILIES, Family, Refused, normal  # noqa: E402
+from tally import Tally  # noqa: E402
 
 from realsys.api.errors import DataError  # noqa: E402
-from realsys.data.sources.assistant_turns import TurnReader, any_of  # noqa: E402
+from realsys.data.sources.assistant_turns import AssistantTurn, TurnReader, any_of  # noqa: E402
 from realsys.data.sources.record_shape import read_messages  # noqa: E402
 
 # What looks like a token of its own in these templates: no tokenizer is at hand.
@@ -36,9 +37,10 @@ MARKS = re.compile(r"<\|?[^\s<>{}']*?\|?>|<｜[^｜]*｜>|\[[A-Z_/]+\]|\]~!?b\[|
 
 def judged(
     family: Family, table: dict[str, Any], tools: list[Any]
-) -> tuple[Counter[str], list[str]]:
+) -> tuple[dict[str, Any], list[str]]:
     """Counts turns by what became of them, and lists those that are otherwise than the table has them."""
-    marks = {*MARKS.findall(family.source.read_text()), *family.tokens.values(), "\n"}
+    marks = any_of({*MARKS.findall(family.source.read_text()), *family.tokens.values(), "\n"})
+    tally = Tally(marks)
     counts: Counter[str] = Counter()
     wrong = []
     for chat in table["conversations"]:
@@ -50,13 +52,15 @@ def judged(
             except Refused as error:
                 raise DataError(str(error)[:200], where=family.name, fix="") from error
 
-        reader = TurnReader(render, marks=any_of(marks), last_mark=family.tokens["eos_token"])
+        reader = TurnReader(render, marks=marks, last_mark=family.tokens["eos_token"])
         messages = read_messages(normal(chat["messages"]), "messages", chat["name"])
+        turns: dict[int, AssistantTurn] = {}
+        why = ""
         for turn in chat["turns"]:
             try:
-                found = reader.read(messages, turn["message"])
-            except DataError:
-                found = None
+                found = turns[turn["message"]] = reader.read(messages, turn["message"])
+            except DataError as error:
+                found, why = None, why or error.what.partition(": ")[2]
             if "target" not in turn or found is None:
                 is_right = found is None and "target" not in turn
                 outcome = "refused"
@@ -69,7 +73,11 @@ def judged(
             counts[outcome if is_right else "wrong"] += 1
             if not is_right:
                 wrong.append(f"{family.name}: {chat['name']}, message {turn['message']}")
-    return counts, wrong
+        if why:
+            tally.refused(why)
+        else:
+            tally.taken(messages, turns)
+    return tally.found() | {"as_the_outsider_wrote": dict(counts)}, wrong
 
 
 def readings(turn: dict[str, Any]) -> list[tuple[str | None, str]]:
@@ -93,7 +101,7 @@ def main() -> int:
     given = parser.parse_args()
     check = HandCheck(__file__)
     table = json.loads((OUTSIDER / "expected.json").read_text())
-    by_template: dict[str, dict[str, int]] = {}
+    by_template: dict[str, dict[str, Any]] = {}
     problems: list[str] = []
     with tempfile.TemporaryDirectory() as name:
         folder = given.templates or Path(name)
@@ -102,13 +110,13 @@ def main() -> int:
             subprocess.run(command, check=True)
         for family in FAMILIES:
             family.source = folder / f"{family.name}.jinja"
-            counts, wrong = judged(family, table["templates"][family.name], table["tools"])
-            by_template[family.name] = dict(counts)
+            rows = table["templates"][family.name]
+            by_template[family.name], wrong = judged(family, rows, table["tools"])
             problems += wrong
     return check.write(
         "contexts and targets of ten templates from elsewhere, as an outsider wrote them",
         problems,
-        turns_by_template=by_template,
+        templates=by_template,
     )
 
 

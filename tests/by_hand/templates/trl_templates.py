@@ -1,12 +1,16 @@
 """Are turns found in the chat templates that trl ships, and as in those it wrote for training? By hand.
 
-    python tests/by_hand/templates/trl_templates.py [--conversations 1000] [--templates FOLDER]
+    python tests/by_hand/templates/trl_templates.py [--conversations 10000] [--templates FOLDER] [--jobs 2]
 
-writes results/trl_templates.json. Of each template that is no training template, generated conversations
-(system prompts, tools, parallel calls, thoughts, empty turns, late system messages) must have every turn
-once, with a mark at its end; counted is which texts of a message the template leaves out. Where there is a
-training template of the same name, what it marks as generated is compared, for twenty conversations; where
-that begins with the opening of an answer, which nobody samples, the opening counts apart.
+writes results/trl_templates.json; `templates_page.py --write` makes docs/chat_templates.md of it. Of each
+template that is no training template, generated conversations (system prompts, tools, parallel calls,
+thoughts, empty turns, late system messages) must have
+
+- every turn once, with a mark at its end, and of all texts those of its message that the template writes;
+- of every tenth conversation, contexts that are what the agents' endpoint renders of the same messages;
+- where trl has a training template of the same name, the targets that this marks as generated; each kind of
+  difference has a judgement in `twins.py`, or is a problem.
+
 Templates are fetched by pip and stay outside the tree.
 """
 
@@ -22,23 +26,29 @@ import tempfile
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[2]), str(HERE.parents[1] / "support")]
 
+import twins  # noqa: E402
 from by_hand import HandCheck  # noqa: E402
-from jinja2 import nodes  # noqa: E402
-from jinja2.ext import Extension  # noqa: E402
+from tally import FIELDS, Tally  # noqa: E402
+from tokenizers import Tokenizer, models  # noqa: E402
+from transformers import PreTrainedTokenizerFast  # noqa: E402
 
-from realsys.api.errors import DataError  # noqa: E402
-from realsys.data.sources.assistant_turns import TurnReader, any_of  # noqa: E402
+from realsys.api.errors import ConfigError, DataError  # noqa: E402
+from realsys.data.sources.assistant_turns import AssistantTurn, TurnReader, any_of  # noqa: E402
 from realsys.data.sources.record_shape import read_messages, template_forms  # noqa: E402
 from realsys.models.render_template import environment  # noqa: E402
+from realsys.rollout.conversation.chat_messages import ChatMessage, ToolCall  # noqa: E402
+from realsys.rollout.conversation.chat_rendering import TemplateRenderer  # noqa: E402
 
 PACKAGE = "trl==1.16.0"
-BEGIN, END = "\ue000", "\ue001"  # around what a training template marks as generated
+COMPARED = 10  # of so many conversations one is rendered by the endpoint, too
 TOKENS = {"bos_token": "<BOS>", "eos_token": "<EOS>"}
 MARKS = re.compile(r"<\|?[^\s<>{}']*?\|?>|<｜[^｜]*｜>|\[[A-Z_/]+\]")
 NUMBER = re.compile(r"(?:№|\\u2116)(\d+)")
@@ -58,26 +68,14 @@ TOOL = {
 Chat = tuple[tuple[Mapping[str, Any], ...], Sequence[Mapping[str, Any]]]
 
 
-class Generated(Extension):
-    """``{% generation %}``, with a mark at its beginning and its end."""
-
-    tags: ClassVar[set[str]] = {"generation"}
-
-    def parse(self, parser: Any) -> list[Any]:
-        """Keeps the body, between two marks."""
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        begin, end = (nodes.Output([nodes.TemplateData(x)], lineno=line) for x in (BEGIN, END))
-        return [begin, *body, end]
-
-
 class Template:
-    """One template of the wheel."""
+    """One template of the wheel. ``marks_generated``: what it marks as generated is found in its texts."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, *, marks_generated: bool = False) -> None:
         made = environment()
-        made.add_extension(Generated)
         self.source = file.read_text()
+        if marks_generated:
+            twins.prepare(made, self.source)
         self.marks = any_of({*MARKS.findall(self.source), *TOKENS.values(), "\n", "\n\n"})
         self._compiled = made.from_string(self.source)
 
@@ -92,15 +90,46 @@ class Template:
                 )
             except Exception as error:  # a template may raise anything
                 first = first or error
-        raise DataError(str(first)[:100], where="template", fix="") from first
+        raise DataError(str(first)[:200], where="template", fix="") from first
 
     def reader(self, chat: Chat) -> TurnReader:
         """Reads turns of a conversation."""
         return TurnReader(
-            lambda messages, opens: re.sub(f"[{BEGIN}{END}]", "", self.text(chat, messages, opens)),
+            lambda messages, opens: self.text(chat, messages, opens),
             marks=self.marks,
             last_mark=TOKENS["eos_token"],
         )
+
+
+class Endpoint:
+    """Renders messages as the agents' endpoint does, by transformers."""
+
+    def __init__(self, template: Template) -> None:
+        words = Tokenizer(models.WordLevel({token: i for i, token in enumerate(TOKENS.values())}))
+        made = PreTrainedTokenizerFast(tokenizer_object=words, **TOKENS)
+        made.chat_template = template.source
+        self._made = TemplateRenderer(made, end_ids=[made.eos_token_id], marks_as_text="none")
+
+    def text(self, chat: Chat, messages: Sequence[Mapping[str, Any]]) -> str:
+        """Raises DataError: the template refuses the messages."""
+        return self._made._text([*map(_as_client, messages)], chat[1])
+
+
+def _as_client(message: Mapping[str, Any]) -> ChatMessage:
+    """Returns a message as the endpoint gets it."""
+    calls = []
+    for call in message.get("tool_calls") or ():
+        name, given = call["function"]["name"], call["function"]["arguments"]
+        arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+        calls.append(ToolCall(id=call["id"], name=name, arguments=arguments))
+    return ChatMessage(
+        role=message["role"],
+        content=message["content"],
+        reasoning=message.get("reasoning_content", ""),
+        tool_calls=tuple(calls),
+        tool_call_id=message.get("tool_call_id", ""),
+        name=message.get("name", ""),
+    )
 
 
 def drawn_chat(draw: random.Random) -> Chat:
@@ -144,64 +173,123 @@ def drawn_chat(draw: random.Random) -> Chat:
 WORDS = ("sun", "rain", "Zürich", "{}", '"quoted"', "1.50", "a\nb", "明天", "<b>", "it's")
 
 
-def faults(template: Template, chat: Chat, counts: Counter[str]) -> Iterator[str]:
-    """Yields what is wrong with the turns of a conversation; counts what became of them."""
-    messages, reader = chat[0], template.reader(chat)
-    for place, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        try:
-            turn = reader.read(messages, place)
-        except DataError:
-            counts["refused"] += 1
-            continue
-        counts["trained" if turn.is_whole else "left out"] += 1
-        counts.update(f"without {name}" for name in turn.left_out)
-        ends = [found.end() for found in template.marks.finditer(turn.target)]
-        if not ends or ends[-1] != len(turn.target):
-            yield f"no end: {turn.target!r}"
-        if strangers := {*NUMBER.findall(turn.target)} - {*NUMBER.findall(str(message))}:
-            yield f"with {strangers} of other messages: {turn.target!r}"
+class Examined:
+    """What was found of one template."""
 
-
-def twins_differences(plain: Template, twin: Template) -> tuple[Counter[str], list[str]]:
-    """Compares what two templates train of the fixed conversations."""
-    counts: Counter[str] = Counter()
-    differences = []
-    draw = random.Random(SEED)
-    for _ in range(20):
-        chat = drawn_chat(draw)
+    def __init__(self, file: Path) -> None:
+        self.name, self.template = file.stem, Template(file)
+        self.tally = Tally(self.template.marks)
+        self.faults: list[str] = []
+        self.counts: Counter[str] = Counter()
+        self.kinds: Counter[str] = Counter()
+        twin = file.with_name(f"{file.stem}_training.jinja")
+        self.twin = Template(twin, marks_generated=True) if twin.exists() else None
         try:
-            marked = twin.text(chat, chat[0], False)
-            places = [i for i, message in enumerate(chat[0]) if message["role"] == "assistant"]
-            ours = [plain.reader(chat).read(chat[0], place) for place in places]
-            openings = [
-                turn.context[len(plain.text(chat, chat[0][:place], False)) :].strip()
-                for turn, place in zip(ours, places, strict=True)
-            ]
-        except DataError:
-            counts["refused"] += 1
-            continue
-        theirs = re.sub(r"\s", "", "".join(re.findall(f"{BEGIN}(.*?){END}", marked, re.DOTALL)))
-        said = "".join(turn.target for turn in ours)
-        for number in range(4):  # marks of the opening that are trained, too
-            with_opening = "".join(
-                _last_marks(plain, opening, number) + turn.target
-                for opening, turn in zip(openings, ours, strict=True)
-            )
-            if re.sub(r"\s", "", with_opening) == theirs:
-                counts["same with the opening" if number else "same"] += 1
-                break
+            self.endpoint: Endpoint | None = Endpoint(self.template)
+        except ConfigError:
+            self.endpoint = None
+
+    def examine(self, chat: Chat, number: int) -> None:
+        """Reads the turns of a conversation, and compares them."""
+        turns, why = read_all(self.template.reader(chat), chat[0])
+        for place, turn in turns.items():
+            self.faults += _faults(self.template, chat, place, turn)
+        if why:
+            self.tally.refused(why)
         else:
-            counts["other"] += 1
-            differences.append(f"theirs {theirs[:300]!r}, ours {said[:300]!r}")
-    return counts, differences
+            self.tally.taken(chat[0], turns)
+        if number % COMPARED == 0:
+            self._compare_contexts(chat, turns)
+        if self.twin:
+            self._compare_twin(self.twin, chat, turns, why)
+
+    def _compare_contexts(self, chat: Chat, turns: Mapping[int, AssistantTurn]) -> None:
+        for place, turn in turns.items():
+            self.counts["contexts"] += 1
+            try:
+                text = self.endpoint.text(chat, chat[0][:place]) if self.endpoint else None
+            except DataError as error:
+                text = error.what
+            if text != turn.context:
+                self.faults.append(f"the endpoint has {text!r:.200}, not {turn.context!r:.200}")
+
+    def _compare_twin(
+        self, twin: Template, chat: Chat, turns: Mapping[int, AssistantTurn], why: str
+    ) -> None:
+        try:
+            theirs = twins.generated(twin.text(chat, twins.with_places(chat[0]), False))
+        except DataError:
+            self.counts["refused by both" if why else "refused by theirs"] += 1
+            return
+        if why:
+            self.counts["refused by ours"] += 1
+            return
+        eos = TOKENS["eos_token"]
+        found = Counter(
+            kind
+            for place, turn in turns.items()
+            for kind in twins.kinds(
+                theirs.get(place, ""), turn, chat[0][place], self.template.marks, eos
+            )
+        )
+        self.kinds += found
+        self.counts["other" if found else "same"] += 1
+
+    def problems(self) -> list[str]:
+        """Returns what is wrong, and differences that nobody has judged."""
+        judged = twins.JUDGED.get(self.name, {})
+        refusing = [f"refused by {whose}" for whose in ("ours", "theirs")]
+        unjudged = [kind for kind in [*self.kinds, *refusing] if kind not in judged]
+        unjudged = [kind for kind in unjudged if self.kinds[kind] or self.counts[kind]]
+        return [f"{self.name}: {fault}" for fault in self.faults[:3]] + [
+            f"{self.name}: nobody has judged: {kind}" for kind in unjudged
+        ]
+
+    def found(self) -> dict[str, Any]:
+        """Returns what was found, for the result."""
+        said = self.tally.found() | {
+            "wrong": len(self.faults),
+            "contexts_compared_with_the_endpoint": self.counts.pop("contexts", 0),
+        }
+        if self.twin:
+            judged = twins.JUDGED.get(self.name, {})
+            differences = {
+                kind: {"turns": count, "judged": judged.get(kind, "")}
+                for kind, count in self.kinds.most_common()
+            }
+            said |= {"twin": dict(self.counts), "differences": differences}
+        return said
 
 
-def _last_marks(template: Template, opening: str, number: int) -> str:
-    """Returns the end of an opening that begins with its ``number``-th mark from behind."""
-    starts = [found.start() for found in template.marks.finditer(opening)]
-    return opening[starts[-number] :] if 0 < number <= len(starts) else opening * (number > 0)
+def read_all(
+    reader: TurnReader, messages: Sequence[Mapping[str, Any]]
+) -> tuple[dict[int, AssistantTurn], str]:
+    """Returns the turns by their places up to one that is refused, and why it is."""
+    turns: dict[int, AssistantTurn] = {}
+    for place, message in enumerate(messages):
+        if message["role"] == "assistant":
+            try:
+                turns[place] = reader.read(messages, place)
+            except DataError as error:
+                return turns, error.what
+    return turns, ""
+
+
+def _faults(template: Template, chat: Chat, place: int, turn: AssistantTurn) -> Iterator[str]:
+    """Yields what is wrong with a turn."""
+    message = chat[0][place]
+    ends = [found.end() for found in template.marks.finditer(turn.target)]
+    if not ends or ends[-1] != len(turn.target):
+        yield f"no end: {turn.target!r}"
+    if strangers := {*NUMBER.findall(turn.target)} - {*NUMBER.findall(str(message))}:
+        yield f"with {strangers} of other messages: {turn.target!r}"
+    if not turn.left_out or turn.context.rstrip().endswith("</think>"):
+        return  # behind closed thoughts nobody can think
+    written = {*NUMBER.findall(template.text(chat, chat[0][: place + 1], False))}
+    for field in {*turn.left_out} & {*FIELDS.values()}:
+        lost = {*NUMBER.findall(str(message.get(field)))} & written
+        if lost - {*NUMBER.findall(turn.target)}:
+            yield f"without {field}, which the template writes: {turn.target!r}"
 
 
 def fetched(folder: Path) -> Path:
@@ -214,34 +302,37 @@ def fetched(folder: Path) -> Path:
     return folder / "trl" / "chat_templates"
 
 
+def examined(file: Path, conversations: int) -> tuple[str, dict[str, Any], list[str]]:
+    """Returns a template's name, what was found, and problems."""
+    made, draw = Examined(file), random.Random(SEED)
+    for number, chat in enumerate(islice(iter(lambda: drawn_chat(draw), None), conversations)):
+        made.examine(chat, number)
+    return made.name, made.found(), made.problems()
+
+
 def main() -> int:
-    """Returns 0 where no turn of any template is wrong."""
+    """Returns 0 where no turn of any template is wrong, and all differences are judged."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--conversations", type=int, default=1000)
+    parser.add_argument("--conversations", type=int, default=10000)
     parser.add_argument("--templates", type=Path)
+    parser.add_argument("--jobs", type=int, default=1)
     given = parser.parse_args()
     check = HandCheck(__file__)
-    problems: list[str] = []
-    table: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = given.templates or fetched(Path(name))
-        for file in sorted(folder.glob("*.jinja")):
-            if file.stem.endswith("_training"):
-                continue
-            template, counts, draw = Template(file), Counter[str](), random.Random(SEED)
-            wrong = []
-            for _ in range(given.conversations):
-                wrong += faults(template, drawn_chat(draw), counts)
-            problems += [f"{file.stem}: {what}" for what in wrong[:3]]
-            table[file.stem] = dict(counts) | {"wrong": len(wrong)}
-            twin = file.with_name(f"{file.stem}_training.jinja")
-            if twin.exists():
-                compared, differences = twins_differences(template, Template(twin))
-                table[file.stem] |= {"twin": dict(compared), "differences": differences[:2]}
+        files = [f for f in sorted(folder.glob("*.jinja")) if not f.stem.endswith("_training")]
+        with ProcessPoolExecutor(given.jobs) as pool:
+            rows = [*pool.map(examined, files, [given.conversations] * len(files))]
+    problems = [problem for _, _, found in rows for problem in found]
     args = f"--conversations {given.conversations}"
-    return check.write(f"turns of the templates of {PACKAGE}", problems, args=args, templates=table)
+    return check.write(
+        f"turns of the templates of {PACKAGE}",
+        problems,
+        args=args,
+        templates={name: found for name, found, _ in rows},
+    )
 
 
 if __name__ == "__main__":

@@ -55,6 +55,23 @@ REOPENED = (
     "{% else %}<a>{{ m.content }}<end>\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt and messages[-1].role != 'tool' %}<a>{% endif %}"
 )
+# The opening of an answer stands behind a result only once that is answered.
+OPENS_LATE = (
+    "{% for m in messages %}{% if m.role == 'tool' %}<t>{{ m.content }}"
+    "{% else %}<{{ m.role[0] }}>\n{{ m.content }}<end>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt and messages[-1].role != 'tool' %}<a>\n{% endif %}"
+)
+# Content beside calls stands behind their results, and the opening behind it only once it is answered.
+BESIDE = (
+    "{% for m in messages %}{% if m.role == 'user' %}<u>{{ m.content }}<end>\n"
+    "{% elif m.role == 'assistant' %}<a>\n"
+    "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>{% endif %}"
+    + CALL
+    + "{% if not m.tool_calls %}{{ m.content }}<end>\n{% endif %}"
+    "{% else %}<t>{{ m.content }}</t>{{ messages[loop.index0 - 1].content }}"
+    "{{ '<end>\n' if loop.last }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt and messages[-1].role != 'tool' %}<a>\n{% endif %}"
+)
 # The end of the text stands behind the end of the last turn.
 TEXT_END = PLAIN.replace(
     "{% endfor %}{% if add",
@@ -167,6 +184,25 @@ def turns(template: str, *messages: dict[str, Any]) -> list[tuple[str, str]]:
             [
                 ("<u>Q<end>\n<a>", '<call>add{"a": 1}</call><now>'),
                 ('<u>Q<end>\n<a><call>add{"a": 1}</call><now>\n<t>R<end>\n<a>', "B<end>"),
+            ],
+        ),
+        (
+            OPENS_LATE,
+            (ASKED, ONE, RESULT, TWO),
+            [
+                ("<u>\nQ<end><a>\n", "A<end>"),
+                ("<u>\nQ<end><a>\nA<end><t>R", "B<end>"),
+            ],
+        ),
+        (
+            BESIDE,
+            (ASKED, called("A"), RESULT, thought(TWO)),
+            [
+                ("<u>Q<end>\n<a>\n", '<call>add{"a": 1}</call><end>'),
+                (
+                    '<u>Q<end>\n<a>\n<call>add{"a": 1}</call><t>R</t>A<end>\n',
+                    "<think>\nTB\n</think>B<end>",
+                ),
             ],
         ),
         (

@@ -314,6 +314,10 @@ def test_a_template_gets_the_first_form_that_it_takes(tokenizer: Any) -> None:
     sequences, left_out = PromptTokenizer(tokenizer).conversation(chat)
     assert rendered(tokenizer, sequences[0]).endswith('[two{"b": "three"}<eos>]')
     assert left_out == ("reasoning_content",)
+    for arguments, text in (({"b": 1}, '{"b": 1}'), ({}, "{}"), ("", "")):  # as JSON text
+        call["function"] = {"name": "two", "arguments": arguments}
+        (sequence,), _ = PromptTokenizer(tokenizer).conversation(chat)
+        assert rendered(tokenizer, sequence).endswith(f"[two{text}<eos>]")
 
 
 @pytest.mark.parametrize("arguments", ['{"a": 1}', "", "{", "[1]", {"a": 1}])

@@ -256,6 +256,17 @@ def test_arguments_are_values_for_the_template_and_text_where_they_are_no_json()
     assert '"arguments": {q}' in whole
 
 
+def test_arguments_are_text_for_a_template_that_takes_no_values() -> None:
+    texts = (
+        "{% for m in messages %}{{ m.role + ':' + m.content }}{% for c in m.tool_calls or [] %}"
+        "{{ c.function.name + c.function.arguments }}{% endfor %}</s>{% endfor %}"
+    )
+    made = renderer("llama3", template=texts)
+    messages = [user("1"), called(CALL_ID, arguments='{"q":  1}'), result(CALL_ID, "2")]
+    whole = text_of(made, made.whole(messages, TOOLS))
+    assert whole == 'user:1</s>assistant:search{"q":  1}</s>tool:2</s>'
+
+
 def test_a_developer_is_the_system_where_a_template_knows_none() -> None:
     developer = ChatMessage(role="developer", content="be brief")
     made = renderer("chatml")
