@@ -490,11 +490,11 @@ class EpisodeSession:
         Raises:
             DataError: a call was begun, or the answer is to follow a schema.
         """
-        begun = request.messages[-1].content
+        so_far = request.messages[-1].content
         if parent is not None and parent.num_messages == len(request.messages):
-            begun += self._text(parent.answer.tokens)
+            so_far += self._text(parent.answer.tokens)
         syntax = self.settings.form.syntax if request.tools else None
-        if syntax is not None and any(mark in begun for mark in syntax.marks):
+        if syntax is not None and any(mark in so_far for mark in syntax.marks):
             raise DataError(
                 "an answer with a call can't go on",
                 where="messages, the last one",

@@ -374,7 +374,6 @@ REVIEWED: dict[str, str] = {
     "launcher/serving/chat_client.py:_refusal": _OURS,
     "launcher/serving/saved_models.py:_STEP": _NAMES,
     "launcher/serving/server_process.py:_announced_url": _OURS,
-    "realsys/api/basics/template_args.py:_NAME": "of a template's names, a class and a star",
     "realsys/api/basics/reward.py:_TERM": _SETTINGS,
     "realsys/api/basics/reward.py:reward_terms": _SETTINGS,
     "realsys/evaluator/checkpoints.py:_STEP": _NAMES,

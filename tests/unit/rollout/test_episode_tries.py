@@ -528,7 +528,7 @@ class Rendered:
     """Messages as one token each."""
 
     template = ""
-    own_args: Mapping[str, Any] = {}  # noqa: RUF012 - never changed
+    own_args: Mapping[str, Any] = {}
 
     def whole(self, messages: Sequence[Any], tools: Any, **_: Any) -> RenderedChat:
         return RenderedChat(tokens=(5, 6, *range(7, 6 + len(messages))))
