@@ -17,7 +17,7 @@ from realsys.api.basics.thoughts import THINK
 from realsys.api.errors import ConfigError, DataError
 from realsys.data.sources.marks_as_text import MarksAsText, tokenizers_marks, tokens_of
 from realsys.models.render_template import names_read
-from realsys.rollout.conversation.chat_messages import ChatMessage, ToolCall
+from realsys.rollout.conversation.chat_messages import ChatMessage, ChatRequest, ToolCall
 
 Tools = Sequence[Mapping[str, Any]]
 NO_ARGS: Mapping[str, Any] = {}
@@ -44,6 +44,7 @@ PLAIN_TEMPLATE = """\
 """
 
 _MARK = "realsys-answer-stands-here"
+_UNSET = object()
 _AS_IT_IS = {"add_special_tokens": False}
 
 
@@ -343,6 +344,26 @@ class TemplateRenderer:
         except DataError:  # it takes no conversation that ends so
             return True
         return _first_of(self._ends, behind) is not None
+
+
+def request_args(request: ChatRequest, renderer: ChatRenderer) -> dict[str, Any]:
+    """Returns the arguments that a request's chat template gets otherwise than the run's requests do.
+
+    Raises:
+        DataError: one of them would change nothing.
+    """
+    own = renderer.own_args
+    for name, value in request.template_args.items():
+        if not renderer.reads(name) and own.get(name, _UNSET) != value:
+            raise DataError(
+                f"{name!r} can't be given with a request: the chat template reads none, or the renderer "
+                "takes its arguments once",
+                where=name if name == "enable_thinking" else f"chat_template_kwargs.{name}",
+                fix="leave it out",
+            )
+    hints = {n: v for n, v in request.template_hints.items() if renderer.reads(n) and n not in own}
+    given = {**hints, **request.template_args}
+    return {name: value for name, value in given.items() if own.get(name, _UNSET) != value}
 
 
 def template_message(

@@ -34,15 +34,14 @@ from realsys.rollout.conversation.chat_messages import (
     ToolCall,
     ToolChoice,
 )
-from realsys.rollout.conversation.chat_rendering import ChatRenderer, RenderedChat
+from realsys.rollout.conversation.chat_rendering import ChatRenderer, RenderedChat, request_args
+from realsys.rollout.conversation.continued_answer import check_continued, text_behind, with_reply
 from realsys.rollout.conversation.growing_answer import GrowingAnswer
 from realsys.rollout.conversation.message_matching import MessageMatch, path_keys
 from realsys.rollout.conversation.reply_grammar import reply_grammar
 from realsys.rollout.conversation.stop_cut import before_stops, cut_at_stop
 from realsys.runtime.first_error import first_error
 
-_UNSET = object()
-_LAST_TOKENS = 8  # of a context: a decoder looks back no further
 OnTokens = Callable[[Sequence[int]], None]
 
 
@@ -319,12 +318,18 @@ class EpisodeSession:
                 where=request.schema_field,
                 fix="leave it out; a training run takes it with task.agent_args.schema=enforce",
             )
-        args = template_args(request, self.settings.renderer)
+        args = request_args(request, self.settings.renderer)
         keys = path_keys(request.messages, request.tools, self.settings.match, args)
         parent, prompt = self._prompt(request, keys, args)
-        grammar = ""
+        grammar, cut = "", _cut_answer(request, parent)
         if request.continues:
-            self._check_continued(request, parent)
+            written = "" if cut is None else self._text(cut.answer.tokens)
+            check_continued(
+                request,
+                request.messages[-1].content + written,
+                self.settings.form,
+                is_held=self.settings.schemas is SchemaUse.ENFORCE,
+            )
         may_be_held = request.schema is not None or bool(request.tools)
         if may_be_held and self.settings.schemas is SchemaUse.ENFORCE:  # reading may take seconds
             grammar = await asyncio.to_thread(self._grammar, request, thinking=prompt.thinking)
@@ -341,7 +346,7 @@ class EpisodeSession:
             ]
         replies = []
         for number, (answer, reply) in enumerate(task.result() for task in tasks):
-            messages = _with_reply(request, parent, reply.message)
+            messages = with_reply(request, reply.message, None if cut is None else cut.message)
             node = AnswerNode(
                 id=self._call_id(call) + (f"-{number}" if request.n > 1 else ""),
                 parent=parent,
@@ -433,10 +438,17 @@ class EpisodeSession:
         has_tools = bool(request.tools) and request.tool_choice is not ToolChoice.NONE
         form, growing = self.settings.form, GrowingAnswer()
 
+        def text_of(tokens: Sequence[int]) -> str:
+            return (
+                text_behind(self._text, context, tokens)
+                if request.continues
+                else self._text(tokens)
+            )
+
         def on_tokens(tokens: Sequence[int]) -> None:
             if on_text is None or not growing.is_due(len(tokens)):
                 return
-            text = self._text(tokens)
+            text = text_of(tokens)
             if not text.endswith("\ufffd"):  # half a letter
                 kept = before_stops(text, request.stop)
                 on_text(place[1], form.safe_prefix(kept, thinking=thinking, tools=has_tools))
@@ -458,11 +470,7 @@ class EpisodeSession:
             )
         count, stop_text = cut_at_stop(answer.tokens, request.stop, self._text)
         answer = _kept(answer, count, stopped=bool(stop_text) or answer.stopped)
-        text = (
-            self._text_behind(context, answer.tokens)
-            if request.continues
-            else self._text(answer.tokens)
-        )
+        text = text_of(answer.tokens)
         if stop_text:
             text = text[: text.find(stop_text)]
         parsed = form.parse(text, thinking=thinking, tools=has_tools, schemas=_schemas(request))
@@ -483,37 +491,6 @@ class EpisodeSession:
             logprobs=self._logprobs(answer) if request.logprobs else (),
             num_tokens=len(answer.tokens),
         )
-
-    def _check_continued(self, request: ChatRequest, parent: AnswerNode | None) -> None:
-        """Refuses what would be read otherwise than it is meant.
-
-        Raises:
-            DataError: a call was begun, or the answer is to follow a schema.
-        """
-        so_far = request.messages[-1].content
-        if parent is not None and parent.num_messages == len(request.messages):
-            so_far += self._text(parent.answer.tokens)
-        syntax = self.settings.form.syntax if request.tools else None
-        if syntax is not None and any(mark in so_far for mark in syntax.marks):
-            raise DataError(
-                "an answer with a call can't go on",
-                where="messages, the last one",
-                fix="end with a question or a tool's result",
-            )
-        is_held = self.settings.schemas is SchemaUse.ENFORCE
-        chosen = request.tool_choice in (ToolChoice.REQUIRED, ToolChoice.ONE)
-        if is_held and (request.schema is not None or chosen):
-            raise DataError(
-                "an answer that goes on can't be held to a schema",
-                where=request.schema_field if request.schema is not None else "tool_choice",
-                fix="leave it out, or end with a question",
-            )
-
-    def _text_behind(self, context: Sequence[int], tokens: Sequence[int]) -> str:
-        """Decodes tokens that go on with a text: some decoders leave out a first blank."""
-        last = [*context[-_LAST_TOKENS:]]
-        before, text = self.settings.decode(last), self._text([*last, *tokens])
-        return text[len(before) :] if text.startswith(before) else self._text(tokens)
 
     def _tool_call_id(self, *place: int) -> str:
         """Returns an id of nine letters and digits, as some templates want them."""
@@ -558,43 +535,10 @@ def _with_thoughts(messages: Sequence[ChatMessage], node: AnswerNode) -> list[Ch
     return made
 
 
-def _with_reply(
-    request: ChatRequest, parent: AnswerNode | None, reply: ChatMessage
-) -> list[ChatMessage]:
-    """Returns the conversation with the reply, which may be the rest of its last message."""
-    if not request.continues:
-        return [*request.messages, reply]
-    *before, prefill = request.messages
-    if parent is not None and parent.num_messages == len(request.messages):
-        prefill = parent.message  # with its thoughts, which most clients don't send back
-    return [
-        *before,
-        replace(
-            reply,
-            content=prefill.content + reply.content,
-            reasoning=prefill.reasoning + reply.reasoning,
-        ),
-    ]
-
-
-def template_args(request: ChatRequest, renderer: ChatRenderer) -> dict[str, Any]:
-    """Returns the arguments that the request's chat template gets.
-
-    Raises:
-        DataError: one of them would change nothing.
-    """
-    own = renderer.own_args
-    for name, value in request.template_args.items():
-        if not renderer.reads(name) and own.get(name, _UNSET) != value:
-            raise DataError(
-                f"{name!r} can't be given with a request: the chat template reads none, or the renderer "
-                "takes its arguments once",
-                where=name if name == "enable_thinking" else f"chat_template_kwargs.{name}",
-                fix="leave it out",
-            )
-    hints = {n: v for n, v in request.template_hints.items() if renderer.reads(n) and n not in own}
-    given = {**hints, **request.template_args}
-    return {name: value for name, value in given.items() if own.get(name, _UNSET) != value}
+def _cut_answer(request: ChatRequest, parent: AnswerNode | None) -> AnswerNode | None:
+    """Returns the answer of the policy with which the request goes on; None: it is not the policy's."""
+    is_cut = parent is not None and parent.num_messages == len(request.messages)
+    return parent if request.continues and is_cut else None
 
 
 def _over() -> SessionOver:

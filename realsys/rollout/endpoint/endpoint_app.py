@@ -29,7 +29,8 @@ from realsys.api.errors import (
     did_you_mean,
 )
 from realsys.rollout.conversation.chat_messages import ChatRequest, ChatResult
-from realsys.rollout.conversation.episode_session import EpisodeSession, template_args
+from realsys.rollout.conversation.chat_rendering import request_args
+from realsys.rollout.conversation.episode_session import EpisodeSession
 from realsys.rollout.dialects import (
     anthropic_messages,
     body_fields,
@@ -128,7 +129,7 @@ class _Handlers:
         rendered = settings.renderer.whole(
             asked.messages,
             asked.tools,
-            args=template_args(asked, settings.renderer),
+            args=request_args(asked, settings.renderer),
             continues=asked.continues and settings.renderer.can_continue,
         )
         return json_body(anthropic_messages.count_tokens_body(len(rendered.tokens)))

@@ -238,8 +238,13 @@ def test_a_first_blank_is_told_of_what_goes_on() -> None:
             session.settings, decode=lambda tokens: decode(tokens).removeprefix(" ")
         )
         begun = ChatMessage(role="assistant", content="hello")
-        asked = await ask(session, user("1"), begun, continues=True)
-        assert asked.replies[0].message.content == " you"
+        shown: list[str] = []
+        request = ChatRequest(messages=(user("1"), begun), continues=True, stream=True)
+        async with session.call(request, on_text=lambda _, text: shown.append(text)) as live:
+            result = await live.result()
+        assert result.replies[0].message.content == " you"
+        assert shown
+        assert all(" you".startswith(text) for text in shown)
 
     run(episode())
 
