@@ -12,11 +12,11 @@ def textless_ids(tokenizer: Any, *, vocabulary: int, ends: Collection[int]) -> l
     Many models have more rows than their tokenizer has tokens, to a round number, and random ones at that.
 
     Args:
-        tokenizer: None: nothing is known of texts, so there are none.
+        tokenizer: one without a vocabulary knows of no texts: there are none then.
         vocabulary: rows of the embedding.
         ends: end an answer, whatever their text.
     """
-    if tokenizer is None:
+    if not hasattr(tokenizer, "get_vocab"):
         return []
     known = {*tokenizer.get_vocab().values(), *ends}
     unknown = [i for i in range(vocabulary) if i not in known]
