@@ -98,9 +98,9 @@ def _opening(theirs: str, ours: str, context: str) -> str:
     """Returns the end of the context with which trl's text begins, and ours does not."""
     closed = context.rstrip().removesuffix("<think>")
     for end in (context[-200:], context[-200:].rstrip(), closed[-200:]):
-        for start in range(len(end)):
-            if theirs.startswith(end[start:]) and not ours.startswith(end[start:]):
-                return end[start:]
+        for part in (end[start:] for start in range(len(end))):
+            if part != theirs and theirs.startswith(part) and not ours.startswith(part):
+                return part
     return ""
 
 
