@@ -82,6 +82,8 @@ def page(trl: Row, outsider: Row) -> str:
         "- sequences: how many sequences a conversation becomes on average. It is more than one "
         "where the template writes earlier turns otherwise as soon as they are answered, or opens "
         "answers otherwise than it writes them.",
+        "- sequences below one: of some conversations no turn can be trained, and such a record is an "
+        "error, too.",
         "- refused: the share of the conversations that the template refuses, and its own "
         "message. Such a record is an error that names it.",
         "- trl's training template: how the one that trl wrote by hand differs in what it trains, "
