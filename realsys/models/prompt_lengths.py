@@ -14,11 +14,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from realsys.api.basics.bounded_files import read_bounded_text
 from realsys.api.basics.template_args import all_texts, template_for
 from realsys.api.errors import CheckpointError
+from realsys.data.sources.assistant_turns import ANSWER_MARK
 from realsys.data.sources.chat_tokens import PROBE, PROBE_TOOL
 from realsys.data.sources.marks_as_text import BREAK, MarksAsText, marks_of
 from realsys.data.sources.record_shape import Message, Tool, template_forms, with_system
@@ -29,7 +30,6 @@ RENDER_S = 60.0  # wall clock on a busy machine; CPU time has its own limit
 INHERITED_ENV = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "HOME", "LANG")
 _SPECIAL = [f"{kind}_token" for kind in ("bos", "eos", "unk", "pad", "sep", "cls", "mask")]
 _ASKED = {"role": "user", "content": PROBE}
-_MARK = "realsys-answer-stands-here"
 _ANSWERED = {"role": "assistant", "content": "2", "reasoning_content": "one and one"}
 _CALLED = {
     "role": "assistant",
@@ -127,7 +127,7 @@ def prompt_lengths(
                 args=args,
                 tools=[offers[i] for i in places],
             )
-            for i, text in zip(places, rendered, strict=True):
+            for i, text in zip(places, rendered.texts, strict=True):
                 texts[i] = text
         bos = None
     else:
@@ -177,9 +177,9 @@ def turn_end(root: Path) -> tuple[str, str] | None:
     special = special_tokens(root)
     if tokenizer is None or template is None or "eos_token" not in special:
         return None
-    talk = [_ASKED, {"role": "assistant", "content": _MARK}, _ASKED]
-    (text,) = render(template, special, [talk], where=str(root))
-    _, found, behind = text.rpartition(_MARK)
+    talk = [_ASKED, {"role": "assistant", "content": ANSWER_MARK}, _ASKED]
+    (text,), _ = render(template, special, [talk], where=str(root))
+    _, found, behind = text.rpartition(ANSWER_MARK)
     mark = directory_marks(root, tokenizer).search(behind)
     return (mark[0], special["eos_token"]) if found and mark else None
 
@@ -282,6 +282,13 @@ def _named_templates(root: Path) -> dict[str, str]:
     return {name: text for name, text in named.items() if isinstance(text, str) and text}
 
 
+class FilledTemplate(NamedTuple):
+    """Texts of conversations, and the variables that their template takes from outside."""
+
+    texts: list[str]
+    names: frozenset[str]
+
+
 def render(
     template: str,
     special: dict[str, str],
@@ -291,7 +298,7 @@ def render(
     args: Mapping[str, Any] | None = None,
     trials: Sequence[Mapping[str, Any]] = (),
     tools: Sequence[Sequence[Tool]] = (),
-) -> list[str]:
+) -> FilledTemplate:
     """Renders the template for each question, in a process with limits.
 
     Args:
@@ -300,37 +307,7 @@ def render(
     Raises:
         CheckpointError: rendering failed or exceeded the limits.
     """
-    texts: list[str] = _rendered(
-        template, special, conversations, where=where, args=args, trials=trials, tools=tools
-    )["texts"]
-    return texts
-
-
-def names_read(root: Path) -> frozenset[str]:
-    """Returns the arguments that the chat templates of a directory take from outside.
-
-    Raises:
-        CheckpointError: a template is faulty, or exceeds the limits.
-    """
-    special = special_tokens(root)
-    answers = [
-        _rendered(template, special, [], where=str(root))
-        for template in _named_templates(root).values()
-    ]
-    return frozenset(name for answer in answers for name in answer["names"])
-
-
-def _rendered(
-    template: str,
-    special: dict[str, str],
-    conversations: Sequence[Sequence[Message]],
-    *,
-    where: str,
-    args: Mapping[str, Any] | None = None,
-    trials: Sequence[Mapping[str, Any]] = (),
-    tools: Sequence[Sequence[Tool]] = (),
-) -> dict[str, Any]:
-    return limited(
+    answer = limited(
         render_template.__name__,
         {
             "template": template,
@@ -342,6 +319,18 @@ def _rendered(
         },
         where=where,
     )
+    return FilledTemplate(answer["texts"], frozenset(answer["names"]))
+
+
+def names_read(root: Path) -> frozenset[str]:
+    """Returns the arguments that the chat templates of a directory take from outside.
+
+    Raises:
+        CheckpointError: a template is faulty, or exceeds the limits.
+    """
+    special, where = special_tokens(root), str(root)
+    templates = _named_templates(root).values()
+    return frozenset[str]().union(*(render(t, special, [], where=where).names for t in templates))
 
 
 def limited(module: str, request: Mapping[str, Any], *, where: str) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from realsys.api.errors import DataError
 from realsys.data.sources.record_shape import THOUGHTS, Message, thought_of
 
 Render = Callable[[Sequence[Message], bool], str]  # messages, whether an answer is opened → text
-_MARK = "realsys-answer-stands-here"
+ANSWER_MARK = "realsys-answer-stands-here"
 _LOOK_BACK = 4096  # characters in which a turn's beginning is looked for
 _ASKED = {"role": "user", "content": "?"}
 
@@ -138,17 +138,17 @@ class TurnReader:
 
     def end_mark(self, prompt: Sequence[Message]) -> str:
         """Returns what ends a plain answer to ``prompt``. Raises as ``read`` does."""
-        answer = {"role": "assistant", "content": _MARK}
-        return self.read([*prompt, answer], len(prompt)).target.rpartition(_MARK)[2]
+        answer = {"role": "assistant", "content": ANSWER_MARK}
+        return self.read([*prompt, answer], len(prompt)).target.rpartition(ANSWER_MARK)[2]
 
     def end_mark_of_calls(self, prompt: Sequence[Message], name: str) -> str:
         """Returns the mark that ends an answer which calls the tool ``name``; empty: the template writes no
         calls, or no mark behind them. Raises as ``read`` does."""
-        call = {"name": name, "arguments": {_MARK: _MARK}}
+        call = {"name": name, "arguments": {ANSWER_MARK: ANSWER_MARK}}
         calls = [{"id": "realsys01", "type": "function", "function": call}]
         answer = {"role": "assistant", "content": "", "tool_calls": calls}
         turn = self.read([*prompt, answer], len(prompt))
-        return self._last(turn.target) if turn.is_whole and _MARK in turn.target else ""
+        return self._last(turn.target) if turn.is_whole and ANSWER_MARK in turn.target else ""
 
     # ---- where a turn begins ---------------------------------------------------------------------
 
@@ -158,11 +158,11 @@ class TurnReader:
             text = self._without_opening(context, whole[len(context) :])
             return _with_thought(turn, text) if opened else text
         if not _thought(turn):
-            thought = dict.fromkeys(THOUGHTS[:2], _MARK)
+            thought = dict.fromkeys(THOUGHTS[:2], ANSWER_MARK)
             thinking = self._render([*before, {**turn, **thought}], False)
             behind = thinking[len(context) :]
-            if thinking.startswith(context) and behind.lstrip().startswith(_MARK):
-                return behind.replace(_MARK, "", 1)
+            if thinking.startswith(context) and behind.lstrip().startswith(ANSWER_MARK):
+                return behind.replace(ANSWER_MARK, "", 1)
         if context.startswith(whole.rstrip()):
             return ""  # an empty turn, of which the template writes the opening alone
         text = self._otherwise_opened(before, turn, context, whole)
@@ -241,9 +241,9 @@ class TurnReader:
             for asked in ([_ASKED], before):
                 alone = self._followed([*asked, _marked(turn)])
                 followed = self._followed([*asked, _marked(turn), _ASKED])
-                if _MARK in alone:
+                if ANSWER_MARK in alone:
                     break
-            alone, followed = (text.rpartition(_MARK)[2] for text in (alone, followed))
+            alone, followed = (text.rpartition(ANSWER_MARK)[2] for text in (alone, followed))
             shared = [*self._marks.finditer(_common_beginning(alone, followed))]
             own = shared[-1][0] if shared else self._last(alone)
             closing = alone[alone.rindex(own) + len(own) :] if own else alone
@@ -267,7 +267,7 @@ class TurnReader:
 
 
 def _marked(turn: Message) -> dict[str, Any]:
-    return {"role": turn["role"], "content": _MARK}
+    return {"role": turn["role"], "content": ANSWER_MARK}
 
 
 def _thought(turn: Message) -> str:

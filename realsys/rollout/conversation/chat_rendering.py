@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from realsys.api.basics.template_args import all_texts, template_for
 from realsys.api.basics.thoughts import THINK
 from realsys.api.errors import ConfigError, DataError
+from realsys.data.sources.assistant_turns import ANSWER_MARK
 from realsys.data.sources.marks_as_text import MarksAsText, tokenizers_marks, tokens_of
 from realsys.models.render_template import names_read
 from realsys.rollout.conversation.chat_messages import ChatMessage, ChatRequest, ToolCall
@@ -43,7 +44,6 @@ PLAIN_TEMPLATE = """\
 {%- if add_generation_prompt -%}{{ 'assistant: ' }}{%- endif -%}
 """
 
-_MARK = "realsys-answer-stands-here"
 _UNSET = object()
 _AS_IT_IS = {"add_special_tokens": False}
 
@@ -323,11 +323,11 @@ class TemplateRenderer:
         """Returns the end token that the template writes behind an answer; None if it writes none."""
         talk = [
             ChatMessage(role="user", content="?"),
-            ChatMessage(role="assistant", content=_MARK),
+            ChatMessage(role="assistant", content=ANSWER_MARK),
             ChatMessage(role="user", content="?"),
         ]
         try:
-            _, found, behind = self._text(talk, ()).partition(_MARK)
+            _, found, behind = self._text(talk, ()).partition(ANSWER_MARK)
         except DataError as error:
             raise ConfigError(
                 f"the chat template does not take a question, an answer and a question: {error.what}",
@@ -338,9 +338,12 @@ class TemplateRenderer:
 
     def _writes_turn_end(self) -> bool:
         """Returns whether a last answer has the token that ends a turn: else it is the next message's."""
-        talk = [ChatMessage(role="user", content="?"), ChatMessage(role="assistant", content=_MARK)]
+        talk = [
+            ChatMessage(role="user", content="?"),
+            ChatMessage(role="assistant", content=ANSWER_MARK),
+        ]
         try:
-            _, _, behind = self._text(talk, (), opens=False).partition(_MARK)
+            _, _, behind = self._text(talk, (), opens=False).partition(ANSWER_MARK)
         except DataError:  # it takes no conversation that ends so
             return True
         return _first_of(self._ends, behind) is not None

@@ -82,11 +82,11 @@ def read(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
     retries, key = body_fields.retries_and_key(headers)
     messages = _messages(fields)
     # As the API has it: an answer that was begun goes on
-    is_prefilled = messages[-1].role == "assistant" and not messages[-1].tool_calls
-    if fields.continue_final_message is not None:
-        is_prefilled = fields.continue_final_message
+    wanted, is_prefilled = fields.continue_final_message, messages[-1].role == "assistant"
     messages, continues = request_extras.prefilled(
-        messages, continues=is_prefilled, where="messages"
+        messages,
+        continues=is_prefilled and not messages[-1].tool_calls if wanted is None else wanted,
+        where="messages" if wanted is None else "continue_final_message",
     )
     return ChatRequest(
         messages=messages,

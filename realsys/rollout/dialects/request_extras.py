@@ -6,7 +6,9 @@ Each is honoured or refused: a client that sends one relies on it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from realsys.api.basics.template_args import reserved_among
 from realsys.rollout.conversation.chat_messages import ChatMessage
@@ -45,7 +47,18 @@ _THOUGHTS_LEFT_OUT = ("include_reasoning", "separate_reasoning")
 _OURS = {"tools": "send them as tools"}
 
 
-class ExtraFields(SamplingFields, kw_only=True):
+if TYPE_CHECKING:
+    _NotServed = SamplingFields
+else:
+    _NotServed = msgspec.defstruct(
+        "_NotServed",
+        [(name, Any, None) for name in _NOT_SERVED],
+        bases=(SamplingFields,),
+        kw_only=True,
+    )
+
+
+class ExtraFields(_NotServed, kw_only=True):
     """What other servers take besides.
 
     ``chat_template_kwargs``: arguments of the chat template; ``enable_thinking``: the one that most have.
@@ -62,38 +75,6 @@ class ExtraFields(SamplingFields, kw_only=True):
     add_generation_prompt: bool | None = None
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    structured_outputs: Any = None
-    structural_tag: Any = None
-    json_schema: Any = None
-    grammar: Any = None
-    regex: Any = None
-    ebnf: Any = None
-    max_new_tokens: Any = None
-    n_predict: Any = None
-    min_new_tokens: Any = None
-    chat_template: Any = None
-    documents: Any = None
-    skip_special_tokens: Any = None
-    truncate_prompt_tokens: Any = None
-    stop_regex: Any = None
-    thinking_budget: Any = None
-    thinking_token_budget: Any = None
-    include_stop_str_in_output: Any = None
-    no_stop_trim: Any = None
-    return_token_ids: Any = None
-    return_tokens_as_token_ids: Any = None
-    return_hidden_states: Any = None
-    prompt_embeds: Any = None
-    prompt_logprobs: Any = None
-    input_ids: Any = None
-    lora_path: Any = None
-    eos_token_id: Any = None
-    logits_processors: Any = None
-    custom_logit_processor: Any = None
 
 
 def refuse_extras(fields: ExtraFields) -> None:
