@@ -123,7 +123,9 @@ class Sampler:
         logprob_BV, allowed = self._logprobs(logits, position)
         probs = torch.softmax(allowed, dim=-1)
         draw = draw_from_kept(probs, uniform, top_k=self.gconfig.top_k, top_p=self.gconfig.top_p)
-        if draw.kept is None and position >= self.gconfig.min_new_tokens:
+        # Ids without a text alone make no kept sets: each would name all of them
+        is_whole = draw.kept is None and position >= self.gconfig.min_new_tokens
+        if is_whole and self.textless is not None:
             every = torch.ones_like(allowed, dtype=torch.bool)
             logprob = logprob_BV.gather(1, draw.token[:, None])[:, 0]
             return draw.token, logprob, encode_kept_sets(every)
