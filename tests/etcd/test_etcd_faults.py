@@ -138,7 +138,7 @@ def test_an_outage_of_ten_seconds_is_sat_out(start_etcd: StartEtcd) -> None:
             while time.monotonic() - killed_s < 10:
                 for call in calls:
                     began_s = time.monotonic()
-                    with pytest.raises(StoreUnavailable, match="in 1"):
+                    with pytest.raises(StoreUnavailable):
                         call()
                     assert time.monotonic() - began_s > 0.9
             assert watch.poll(0) == []
