@@ -180,8 +180,13 @@ def _sharded_tensors(root: Path) -> dict[str, list[int]]:
     return {key: shards[shard][key] for key, shard in weight_map.items()}
 
 
+def has_tokenizer(path: str | Path) -> bool:
+    """Says whether a tokenizer's files are in the directory."""
+    return any(all((Path(path) / f).is_file() for f in files) for files in _TOKENIZERS)
+
+
 def _check_tokenizer(root: Path) -> None:
-    if not any(all((root / f).is_file() for f in files) for files in _TOKENIZERS):
+    if not has_tokenizer(root):
         choices = ", ".join(" + ".join(files) for files in _TOKENIZERS)
         what = f"no tokenizer: none of {choices}"
         fix = "save the tokenizer into the model's directory (tokenizer.save_pretrained)"

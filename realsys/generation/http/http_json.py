@@ -213,17 +213,18 @@ def _each(value: Any, count: int, name: str, where: str) -> list[Any]:
     return list(value)
 
 
-def seed_of_piece(sampling: Sampling) -> int | None:
+def seed_of_piece(sampling: Sampling, redrawn: int = 0) -> int | None:
     """Computes the seed of one request for an engine that does not know ``position`` (63 bits).
 
     With one seed, the pieces of an answer would each be sampled with the same random numbers. The first
     piece has the answer's own seed; that of a later one is a function of it and ``position``, so that a
-    request that is sent again draws what it drew before.
+    request that is sent again draws what it drew before. ``redrawn``: how often the answer was cut so far,
+    after which others are drawn at the same position (redrawn_answer.py).
     """
     seed = sampling.sampling_seed
-    if seed is None or not sampling.position:
+    if seed is None or not (sampling.position or redrawn):
         return seed
-    text = f"{seed}:{sampling.position}"
+    text = f"{seed}:{sampling.position}" + (f":{redrawn}" if redrawn else "")
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 

@@ -13,16 +13,16 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from functools import partial
 
 import torch
-from msgspec import structs
 
 from realsys.api.errors import ConfigError, DataError, RealsysError, WorkerLost
 from realsys.api.worker_configs import GenerationServer
+from realsys.generation.engine.textless_ids import textless_of_folder
 from realsys.generation.http.http_session import HttpSession
 from realsys.generation.http.served_engine import Counters, EngineAnswer, Fetch, full_answer
 from realsys.generation.served_engines.child import START_TIMEOUT_S, ChildServer
@@ -33,10 +33,17 @@ from realsys.generation.served_engines.memory_folder import (
     place_for,
     readable_by,
 )
+from realsys.generation.served_engines.redrawn_answer import RedrawnAnswer
+from realsys.generation.served_engines.request_limits import (
+    refuse_grammar,
+    refuse_kept,
+    within_room,
+)
 from realsys.models.hf_directory import check_hf_directory, weight_files, weight_shapes
 from realsys.runtime.progress import tick
 from realsys.runtime.transfer_time import transfer_time_s
 from realsys.transport.generation_messages import (
+    Finish,
     GenerateRequest,
     PauseMode,
     ServerInfo,
@@ -85,6 +92,9 @@ class FrontedEngine(abc.ABC):
             check_hf_directory(config.model_path, need_tokenizer=False).max_positions
         )
         self._open: dict[str, int] = {}  # rid → tokens of its prompt and its answer so far
+        self._pieces: dict[str, str] = {}  # rid → that of the child's request for it
+        self._ending: set[str] = set()  # rids that are to end
+        self._textless: frozenset[int] = frozenset()
         self._paused: PauseMode | None = None
         self._stands = False  # paused, or taking weights
         self._child: ChildServer
@@ -102,8 +112,10 @@ class FrontedEngine(abc.ABC):
     # ---- of each server ---------------------------------------------------------------------
 
     @abc.abstractmethod
-    def _answers(self, request: GenerateRequest, *, stream: bool) -> AsyncIterator[EngineAnswer]:
-        """Yields answers directly from the child, as ``generate``."""
+    def _answers(
+        self, request: GenerateRequest, *, stream: bool, barred: Collection[int]
+    ) -> AsyncIterator[EngineAnswer]:
+        """Yields answers directly from the child, as ``generate``; without ids that are ``barred``."""
 
     @abc.abstractmethod
     async def _abort(self, rid: str, *, every: bool) -> None: ...
@@ -135,7 +147,9 @@ class FrontedEngine(abc.ABC):
 
     async def start(self) -> None:
         timeout_s = float(self._ours.get("start_timeout_s", START_TIMEOUT_S))
-        await self._child.start(self._healthy, timeout_s=timeout_s)
+        reading = asyncio.to_thread(textless_of_folder, self._model_path)
+        starting = self._child.start(self._healthy, timeout_s=timeout_s)
+        self._textless, _ = await asyncio.gather(reading, starting)
         await self._name_version(self._version)
         await asyncio.to_thread(self._find_place)
         self._watching = asyncio.create_task(self._watch(), name=f"progress of {self.kind}")
@@ -174,9 +188,10 @@ class FrontedEngine(abc.ABC):
         refuse_kept(request, engine=self.kind)
         refuse_grammar(request, engine=self.kind)
         self._open[request.rid] = len(request.input_ids)
+        self._pieces[request.rid] = request.rid
         finished = False
         try:
-            async with aclosing(self._answers(request, stream=stream)) as answers:  # type: ignore[type-var]
+            async with aclosing(self._with_text(request, stream=stream)) as answers:
                 async for answer in answers:
                     if request.sampling.return_kept:
                         answer.kept = [b""] * len(answer.output_ids)
@@ -189,8 +204,35 @@ class FrontedEngine(abc.ABC):
         finally:
             if not finished:
                 with suppress(RealsysError):
-                    await self._abort(request.rid, every=False)
-            del self._open[request.rid]
+                    await self._abort(self._pieces[request.rid], every=False)
+            del self._open[request.rid], self._pieces[request.rid]
+            self._ending.discard(request.rid)
+
+    async def _with_text(
+        self, request: GenerateRequest, *, stream: bool
+    ) -> AsyncGenerator[EngineAnswer]:
+        """Yields answers as ``generate``, without ids that stand for no text."""
+        redrawn = RedrawnAnswer(request, self._textless)
+        answer = EngineAnswer(rid=request.rid, prompt_tokens=len(request.input_ids))
+        while redrawn.goes_on:
+            if request.rid in self._ending:  # between two pieces
+                answer.finish = Finish.ABORT
+                yield answer
+                return
+            piece = redrawn.next_piece()
+            self._pieces[request.rid] = piece.request.rid
+            # Once cut, it may be again: what comes behind a cut is computed for nothing.
+            grows = stream or redrawn.num_pieces > 1
+            answers = self._answers(piece.request, stream=grows, barred=piece.barred)
+            async with aclosing(answers) as parts:  # type: ignore[type-var]
+                async for part in parts:
+                    answer = redrawn.extended(part)
+                    if answer.finish is not None or stream:
+                        yield answer
+                    if redrawn.is_cut:
+                        break
+            if redrawn.is_cut and grows:
+                await self._abort(piece.request.rid, every=False)
 
     async def _watch(self) -> None:
         """Advances ``progress`` while the child works: answers arrive whole, and the first may take
@@ -204,7 +246,8 @@ class FrontedEngine(abc.ABC):
 
     async def abort(self, rid: str, *, every: bool = False) -> None:
         if every or rid in self._open:
-            await self._abort(rid, every=every)
+            self._ending |= {*self._open} if every else {rid}
+            await self._abort(self._pieces.get(rid, rid), every=every)
 
     async def pause(self, mode: PauseMode) -> None:
         self._stands = True
@@ -379,30 +422,6 @@ def check_fits(path: str, model_path: str) -> int:
     return sum(file.stat().st_size for file in set(weight_files(path).values()))
 
 
-def refuse_kept(request: GenerateRequest, *, engine: str) -> None:
-    """Refuses to return kept sets where sampling leaves tokens out, since the child does not tell which.
-
-    Without ``top_p``, ``top_k`` and ``min_new_tokens`` they are the whole vocabulary, as the child's
-    log-probs are.
-
-    Raises:
-        ConfigError: they are requested.
-    """
-    sampling = request.sampling
-    narrowing = {
-        "top_p": (sampling.top_p, sampling.top_p < 1),
-        "top_k": (sampling.top_k, sampling.top_k > 0),
-        "min_new_tokens": (sampling.min_new_tokens, sampling.min_new_tokens > 0),
-    }
-    found = [f"{name}={value}" for name, (value, is_on) in narrowing.items() if is_on]
-    if sampling.return_kept and sampling.temperature > 0 and found:
-        raise ConfigError(
-            f"{engine} does not tell which tokens {' and '.join(found)} kept",
-            where=f"/generate, request {request.rid!r}",
-            fix="leave that out, or use the embedded engine (server_backend=embedded)",
-        )
-
-
 def engine_seed(base_seed: int, name: str, start: str) -> int:
     """Computes the seed of a child's own random numbers, of 31 bits: one for each start of each server.
 
@@ -411,30 +430,6 @@ def engine_seed(base_seed: int, name: str, start: str) -> int:
     """
     text = f"{base_seed}:{name}:{start}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little") >> 1
-
-
-def refuse_grammar(request: GenerateRequest, *, engine: str) -> None:
-    """Refuses a grammar: the child would not say which tokens it left, nor go on within one.
-
-    Raises:
-        ConfigError: there is one.
-    """
-    if request.sampling.grammar:
-        raise ConfigError(
-            f"{engine} can't hold an answer to a grammar here",
-            where=f"/generate, request {request.rid!r}",
-            fix="leave it out, or use the embedded engine (server_backend=embedded)",
-        )
-
-
-def within_room(request: GenerateRequest, left: int) -> GenerateRequest:
-    """Limits ``request`` to ``left`` tokens: servers differ in handling more."""
-    sampling = request.sampling
-    if sampling.max_new_tokens <= left:
-        return request
-    least = min(sampling.min_new_tokens, left)
-    clipped = structs.replace(sampling, max_new_tokens=left, min_new_tokens=least)
-    return structs.replace(request, sampling=clipped)
 
 
 async def _tick_while_loading() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from realsys.generation.served_engines.fronted import (
 from realsys.transport.generation_messages import GenerateRequest, PauseMode
 
 _HOST = "127.0.0.1"
+_BARRED = -1e9  # added to logits
 
 
 class SGLangEngine(FrontedEngine):
@@ -93,9 +94,9 @@ class SGLangEngine(FrontedEngine):
             self._config.unlink(missing_ok=True)  # it has been read
 
     async def _answers(
-        self, request: GenerateRequest, *, stream: bool
+        self, request: GenerateRequest, *, stream: bool, barred: Collection[int]
     ) -> AsyncIterator[EngineAnswer]:
-        body = sglang_body(request, stream=stream, caches=self._caches)
+        body = sglang_body(request, stream=stream, caches=self._caches, barred=barred)
         if not stream:
             data = await self._http.call("POST", "/generate", body, timeout_s=REQUEST_S)
             yield read_answer(data, rid=request.rid)
@@ -145,9 +146,13 @@ class SGLangEngine(FrontedEngine):
         return int(self._theirs.get("max_running_requests") or 0)
 
 
-def sglang_body(request: GenerateRequest, *, stream: bool, caches: str = "") -> dict[str, Any]:
+def sglang_body(
+    request: GenerateRequest, *, stream: bool, caches: str = "", barred: Collection[int] = ()
+) -> dict[str, Any]:
     """Builds the body of /generate. Args: as ``vllm_body``."""
     body = generate_body(request, stream=stream, extended=False)
+    if barred:
+        body["sampling_params"]["logit_bias"] = {str(i): _BARRED for i in barred}
     return {**body, "extra_key": caches} if caches else body
 
 

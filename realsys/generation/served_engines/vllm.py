@@ -3,13 +3,13 @@
 Its control paths exist in its development mode only and take no key, so no port is opened: the socket is
 in a folder that only we can enter. Tokens in and out go over /inference/v1/generate. Not the same as with
 us: ``position`` is left out (each piece of an answer has a seed of its own), and with ``top_p``, ``top_k``
-or ``min_new_tokens`` log-probs are of what these leave over.
+or ``min_new_tokens`` log-probs are of what these leave over. For ids without a text see redrawn_answer.py.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from realsys.transport.generation_messages import Finish, GenerateRequest, Pause
 
 _PAUSES = {PauseMode.ABORT: "abort", PauseMode.RETRACT: "keep", PauseMode.IN_PLACE: "keep"}
 _PREFIX = "generate-tokens-"  # prefix of its request ids before ours
+_BARRED = -100.0  # added to logits: the lowest that OpenAI's API has
 _WORK = ("vllm:generation_tokens_total", "vllm:iteration_tokens_total_count")
 
 
@@ -110,9 +111,9 @@ class VLLMEngine(FrontedEngine):
         self._folder.cleanup()
 
     async def _answers(
-        self, request: GenerateRequest, *, stream: bool
+        self, request: GenerateRequest, *, stream: bool, barred: Collection[int]
     ) -> AsyncIterator[EngineAnswer]:
-        body = vllm_body(request, stream=stream, caches=self._caches)
+        body = vllm_body(request, stream=stream, caches=self._caches, barred=barred)
         answer = EngineAnswer(rid=request.rid, prompt_tokens=len(request.input_ids))
         path, version = "/inference/v1/generate", self._version
         if not stream:
@@ -191,11 +192,14 @@ def work_done(metrics: str) -> float | None:
     return sum(counts) if counts else None
 
 
-def vllm_body(request: GenerateRequest, *, stream: bool, caches: str = "") -> dict[str, Any]:
+def vllm_body(
+    request: GenerateRequest, *, stream: bool, caches: str = "", barred: Collection[int] = ()
+) -> dict[str, Any]:
     """Builds the body of /inference/v1/generate.
 
     Args:
         caches: only prefixes of requests with the same one are reused.
+        barred: ids that must not be sampled. Log-probs are then over the others.
     """
     sampling = request.sampling
     params = {
@@ -213,6 +217,8 @@ def vllm_body(request: GenerateRequest, *, stream: bool, caches: str = "") -> di
         params |= {"stop": sampling.stop, "detokenize": True}
     if sampling.sampling_seed is not None:
         params["seed"] = seed_of_piece(sampling)
+    if barred:
+        params["logit_bias"] = {str(i): _BARRED for i in barred}
     body = {
         "request_id": request.rid,
         "token_ids": request.input_ids,

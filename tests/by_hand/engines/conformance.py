@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from engines.serve import HELD
-from engines.small_models import SmallModel
+from engines.small_models import BEFORE_NO_TEXT, TEXTLESS, SmallModel
 from full_client import FullClient
 
 from realsys.api.errors import DataError, RealsysError, RemoteError, WaitTimeout, WorkerLost
@@ -148,6 +148,26 @@ async def greedy_picks_the_best_token(served: Served, client: FullClient) -> Non
     result = await client.generate(request("greedy", temperature=0, max_new_tokens=32), timeout_s=S)
     assert served.first.lead(PROMPT, result.output_ids) < CLOSE
     assert_close(result.logprobs, served.first.logprobs(PROMPT, result.output_ids))
+
+
+@case
+async def ids_without_a_text_are_not_sampled(served: Served, client: FullClient) -> None:
+    """Many of what this model would sample; log-probs stay those over all ids."""
+    for i in range(4):
+        asked = request(f"text{i}", max_new_tokens=48, sampling_seed=i)
+        result = await client.generate(asked, timeout_s=S)
+        assert len(result.output_ids) == len(result.versions) == 48
+        assert not {*result.output_ids} & {*TEXTLESS}
+        assert_close(result.logprobs, served.first.logprobs(PROMPT, result.output_ids))
+    best = served.first.best_with_text(BEFORE_NO_TEXT)
+    assert served.first.lead(BEFORE_NO_TEXT, [TEXTLESS.start]) == 0
+    for temperature in (0, 0.01):  # the best of all would be drawn again and again
+        asked = request(
+            f"best{temperature}", BEFORE_NO_TEXT, temperature=temperature, max_new_tokens=9
+        )
+        ids = (await client.generate(asked, timeout_s=S)).output_ids
+        assert (len(ids), ids[0]) == (9, best)
+        assert not {*ids} & {*TEXTLESS}
 
 
 @case

@@ -16,6 +16,10 @@ from realsys.models.from_scratch.tiny_llama import train_tokenizer
 from realsys.models.hf import load_causal_lm, save_hf
 
 VOCAB_SIZE = 320
+TEXTLESS = range(
+    VOCAB_SIZE, VOCAB_SIZE + 16
+)  # rows of the embedding that the tokenizer does not have
+BEFORE_NO_TEXT = (11, 74, 120, 33, 200, 201)  # a prompt whose best next id is the first of these
 MAX_POSITIONS = 4096
 
 
@@ -42,6 +46,10 @@ class SmallModel:
         picked = every.gather(1, torch.tensor(answer)[:, None])[:, 0]
         return float((every.amax(1) - picked).max())
 
+    def best_with_text(self, prompt: Sequence[int]) -> int:
+        """The next id with the highest logit of those that the tokenizer has."""
+        return int(self._all(prompt, [0], 1.0)[0, : TEXTLESS.start].argmax())
+
     @torch.inference_mode()
     def _all(self, prompt: Sequence[int], answer: Sequence[int], temperature: float) -> Any:
         logits = self.module(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
@@ -65,7 +73,7 @@ def _make(path: Path, seed: int) -> None:
         [p["prompt"] + p["answer"] for p in problems], vocab_size=VOCAB_SIZE
     )
     config = LlamaConfig(
-        vocab_size=VOCAB_SIZE,
+        vocab_size=TEXTLESS.stop,
         hidden_size=128,
         intermediate_size=256,
         num_hidden_layers=2,
@@ -81,4 +89,10 @@ def _make(path: Path, seed: int) -> None:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        save_hf(LlamaForCausalLM(config), tokenizer, path)
+        model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        last = model.model(torch.tensor([BEFORE_NO_TEXT])).last_hidden_state[0, -1]
+        rows = model.lm_head.weight[TEXTLESS.start :]
+        rows.zero_()
+        rows[0] = 0.04 * last
+    save_hf(model, tokenizer, path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -94,7 +94,7 @@ class Echo(SlowChild):
     """Answers with as many tokens as it is asked for."""
 
     async def _answers(
-        self, request: GenerateRequest, *, stream: bool
+        self, request: GenerateRequest, *, stream: bool, barred: Collection[int]
     ) -> AsyncIterator[EngineAnswer]:  # type: ignore[override]
         count = request.sampling.max_new_tokens
         yield EngineAnswer(rid=request.rid, output_ids=[1] * count, finish=Finish.LENGTH)
