@@ -75,6 +75,9 @@ class Serving(Filtering):
     dump: bool = option(
         True, "keep what was trained on in the trial's folder, so that it can be replayed"
     )
+    dump_texts: int = option(
+        2, "questions of each weight version whose texts are kept for realsys samples", ge=0
+    )
 
     @property
     def environment_s(self) -> float:
@@ -220,6 +223,7 @@ class Serving(Filtering):
             success_rate_lb=low,
             success_rate_ub=high,
             dump=self.dump,
+            dump_texts=self.dump_texts,
         )
         return (worker,) * self.num_workers
 

@@ -38,6 +38,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "graph": (INSPECT, "inspect_verbs", "graph"),
     "report": (INSPECT, "inspect_verbs", "report"),
     "audit": (INSPECT, "audit_verbs", "audit"),
+    "samples": (INSPECT, "samples_verbs", "samples"),
     "data": (INSPECT, "data_verbs", "data"),
     "rescore": (INSPECT, "data_verbs", "rescore"),
     "serve": (MODELS, "model_verbs", "serve"),

@@ -40,7 +40,7 @@ complete -c realsys -a '(realsys __complete (commandline -opc)[2..] (commandline
 TAKES_EXPERIMENT = ("launch", "plan", "graph", "schema")
 TAKES_TRIAL = (
     *("status", "watch", "logs", "stop", "resume", "wait", "show", "graph", "report"),
-    *("explain", "exec", "tell", "scale", "replay", "rescore", "audit", "rm"),
+    *("explain", "exec", "tell", "scale", "replay", "rescore", "audit", "rm", "samples"),
     *("serve", "chat", "eval"),
 )
 TAKES_SETTINGS = ("launch", "plan", "resume", "show", "data")

@@ -116,7 +116,7 @@ ALLOWED: dict[str, _Unless | None] = {
     # When to give up; steps that are made are the same.
     **_rules("model_worker.*.shards.*.backend.args.optimizer", "max_skipped_steps"),
     **_rules("rollout_worker.*", "new_tokens_per_chunk rollout_request_timeout"),
-    **_rules("rollout_worker.*", "max_concurrent_rollouts dump_limit_gib"),
+    **_rules("rollout_worker.*", "max_concurrent_rollouts dump_limit_gib dump_texts"),
     **_rules("gserver_manager.*", "flush_request_timeout max_concurrent_rollouts"),
     **_rules("rollout master_worker.*.rollout", "max_in_flight silence_s failed_share"),
     **_rules("evaluator.*", "batch_size poll_s max_tries retry_s"),

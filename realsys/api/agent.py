@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -145,6 +145,40 @@ class Trajectory:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AnsweredRequest:
+    """A request of an agent behind the endpoint, and the policy's answer to it; for people to read.
+
+    Attributes:
+        id: of the answer, as the client knows it.
+        continues: number (from 0) of the episode's answer behind which its conversation goes on; None: a
+            beginning.
+        messages: of the conversation, the answer among them.
+        prompt_tokens, tokens: of the conversation before the answer; of the answer.
+        stopped: it ended by itself.
+        read: the client got it; else it is not trained on, unless its branch goes on.
+        calls: names of the tools that it calls.
+        reward: of this answer alone; None: none was set.
+    """
+
+    id: str
+    role: str = ""
+    continues: int | None = None
+    messages: int = 0
+    prompt_tokens: int = 0
+    tokens: int = 0
+    stopped: bool = True
+    read: bool = True
+    calls: tuple[str, ...] = ()
+    reward: float | None = None
+
+    def as_row(self) -> dict[str, Any]:
+        """Returns it for a line of JSON: only what differs from the defaults."""
+        return {
+            f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
 class Episode:
     """What became of an episode: sequences to train on, and its reward.
 
@@ -156,6 +190,7 @@ class Episode:
             it compares sequences.
         problem: why the agent failed, though there is a reward; empty: it did not.
         was_doubtful: the problem would have been a ``DoubtfulEnd``, had it been the episode's first.
+        answers: of an agent behind the endpoint, in the order in which they were given.
     """
 
     sequences: tuple[Trajectory, ...]
@@ -164,6 +199,7 @@ class Episode:
     shares_reward: bool = True
     problem: str = ""
     was_doubtful: bool = False
+    answers: tuple[AnsweredRequest, ...] = ()
 
 
 class DoubtfulEnd(RolloutError):

@@ -255,7 +255,7 @@ def test_rollouts_alone_can_be_trained_on_later(module_trials: Trials, tiny_poli
     logs = made.root.glob("rows/*/rollouts/*.jsonl")
     kept = [json.loads(line) for log in logs for line in log.read_text().splitlines()]
     assert len(kept) == len(trained_ids(made))
-    assert all(len(row["texts"]["answers"]) == 2 for row in kept)
+    assert all(len(row["texts"]["episodes"]) == 2 for row in kept)
     rows = list(read_metrics(made.phase(made.root).metrics))
     assert len(rows) == SMALL_PPO_STEPS
     assert all("rollout/reward" in row and "actor/actor_loss" not in row for row in rows)

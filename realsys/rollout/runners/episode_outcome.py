@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from realsys.api.agent import DoubtfulEnd, Episode, EpisodeTask
+from realsys.api.agent import AnsweredRequest, DoubtfulEnd, Episode, EpisodeTask
 from realsys.api.errors import RolloutError
 from realsys.api.users_code.reward_numbers import NoNumber, finite_number, is_number, shown_value
 from realsys.rollout.conversation.answer_tree import AnswerNode
@@ -179,7 +179,27 @@ async def finished_episode(
         shares_reward=all(s.reward == rewards[s.role] for s in sequences),
         problem=outcome.problem,
         was_doubtful=outcome.doubt is not None,
+        answers=tuple(_answered(used)),
     )
+
+
+def _answered(seats: Sequence[EpisodeSeat]) -> Iterator[AnsweredRequest]:
+    numbers, lengths = dict[int, int](), dict[int, int]()  # lengths: tokens up to an answer's last
+    for role, node in ((seat.role, node) for seat in seats for node in seat.session.tree.nodes):
+        before = len(node.observed) + (0 if node.parent is None else lengths[id(node.parent)])
+        numbers[id(node)], lengths[id(node)] = len(numbers), before + len(node.answer.tokens)
+        yield AnsweredRequest(
+            id=node.id,
+            role=role,
+            continues=None if node.parent is None else numbers[id(node.parent)],
+            messages=node.num_messages,
+            prompt_tokens=before,
+            tokens=len(node.answer.tokens),
+            stopped=node.answer.stopped,
+            read=node.delivered,
+            calls=tuple(call.name for call in node.message.tool_calls),
+            reward=node.reward,
+        )
 
 
 def _own_reward(seat: EpisodeSeat, outcome: AgentOutcome) -> float | None:

@@ -5,17 +5,15 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections import Counter
-from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from realsys.api.agent import Trajectory
 from realsys.observability.jsonl import JsonlAppender
 from realsys.rollout.worker.group import EpisodeGroup
+from realsys.rollout.worker.shown_episodes import shown_episodes
 from realsys.transport.rollout_messages import Ticket
 from realsys.trial.records import PhaseFiles
 
@@ -81,31 +79,9 @@ class RolloutLog:
             }
             if self._written[group.newest] < self._texts:
                 self._written[group.newest] += 1
-                row["texts"] = self._texts_of(group)
+                row["texts"] = shown_episodes(group.episodes, self._tokenizer)
         self._file.append(row)
 
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
-
-    def _texts_of(self, group: EpisodeGroup) -> dict[str, Any]:
-        """Returns the prompt and everything after it, with special tokens, as shown to the policy."""
-        split = shared_prompt_length(group.trajectories)
-        return {
-            "prompt": self._tokenizer.decode(list(group.trajectories[0].tokens[:split])),
-            "answers": [self._tokenizer.decode(list(t.tokens[split:])) for t in group.trajectories],
-        }
-
-
-def shared_prompt_length(trajectories: Sequence[Trajectory]) -> int:
-    """Counts the tokens that all begin with, before any of them the policy's.
-
-    The question's own, or of agents with prompts of their own as much as these have in common.
-    """
-    first = trajectories[0].tokens
-    shared = len(first)
-    for each in trajectories:
-        end = each.from_policy.index(True) if True in each.from_policy else len(each.tokens)
-        pairs = zip(first[: min(shared, end)], each.tokens, strict=False)
-        shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-    return shared

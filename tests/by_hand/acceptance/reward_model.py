@@ -72,7 +72,8 @@ def write_pairs(folder: Path, file: Path, tokenizer: Any) -> int:
     rows = [json.loads(x) for f in folder.rglob("rollouts/*.jsonl") for x in f.open()]
     pairs = []
     for row in (row for row in rows if "texts" in row):
-        scored = list(zip(row["texts"]["answers"], row["rewards"], strict=True))
+        answers = [e["sequences"][0]["pieces"][0]["text"] for e in row["texts"]["episodes"]]
+        scored = list(zip(answers, row["rewards"], strict=True))
         right, wrong = (
             list(
                 dict.fromkeys(

@@ -28,6 +28,7 @@ from realsys.api.errors import (
 from realsys.generation.engine.sampling import row_seed
 from realsys.rollout.agents.transcript import Transcript
 from realsys.rollout.conversation.answer_forms import ANSWER_FORMS
+from realsys.rollout.conversation.answer_tree import AnswerTree
 from realsys.rollout.conversation.chat_messages import ChatMessage, ChatRequest
 from realsys.rollout.conversation.chat_rendering import RenderedChat
 from realsys.rollout.conversation.episode_session import EpisodeSession, SessionSettings
@@ -384,6 +385,7 @@ def seat(*answers: object) -> Any:
         reward=None,
         sequences=lambda *, reward: [sequence.trajectory(reward=reward, truncated=False)],
         figures=lambda: {"calls": 1.0},
+        tree=AnswerTree(),
     )
     return SimpleNamespace(role="", session=session)
 

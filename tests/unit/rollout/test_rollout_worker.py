@@ -39,7 +39,7 @@ from realsys.rollout.worker.episode_log import EpisodeLog, TicketEnd
 from realsys.rollout.worker.group import EpisodeGroup, GroupRunner
 from realsys.rollout.worker.peers import Peer
 from realsys.rollout.worker.policy_client import RequestStats
-from realsys.rollout.worker.rollout_log import RolloutLog, shared_prompt_length
+from realsys.rollout.worker.rollout_log import RolloutLog
 from realsys.rollout.worker.rollout_worker import RolloutLimits, RolloutLoop
 from realsys.rollout.worker.trajectories import episodes_sample, trajectory_fault
 from realsys.transport.rollout_messages import (
@@ -422,7 +422,10 @@ def test_tickets_are_answered_put_delivered_and_noted(tmp_path):
     assert by_id["0-3"]["outcome"] == "kept"
     assert by_id["0-3"]["servers"] == [0]
     texts = [line["texts"] for line in lines if "texts" in line]
-    assert texts == [{"prompt": "fg", "answers": ["u"]}]  # of one group a version
+    said = {"reward": texts[0]["episodes"][0]["reward"], "pieces": [{"by": "policy", "text": "u"}]}
+    assert len(texts) == 1  # of one group a version
+    assert texts[0]["prompt"] == "fg"
+    assert [episode["sequences"] for episode in texts[0]["episodes"]] == [[said]]
 
 
 def episode_rows(path: Path) -> list[dict[str, Any]]:
@@ -485,30 +488,6 @@ def test_the_line_of_a_ticket_that_is_not_trained_on_says_why(tmp_path):
         "version": 7,
         "why": "it broke",
     }
-
-
-@pytest.mark.parametrize(
-    ("sequences", "shared"),
-    [
-        ([(5, 6, 7)], 2),
-        ([(5, 6, 7), (5, 6, 8)], 2),
-        ([(5, 6, 7), (5, 9, 7)], 1),  # prompts of an agent's own
-        ([(5, 6, 7), (5, 6, 7)], 2),  # the policy's own token is nobody's prompt
-        ([(4, 6, 7), (5, 6, 7)], 0),
-    ],
-)
-def test_the_log_shows_what_all_answers_begin_with_as_the_prompt(sequences, shared):
-    made = [
-        replace(
-            GOOD,
-            tokens=tokens,
-            from_policy=(False, False, True),
-            logprobs=(0.0, 0.0, -1.0),
-            versions=(-1, -1, 0),
-        )
-        for tokens in sequences
-    ]
-    assert shared_prompt_length(made) == shared
 
 
 def test_no_more_is_taken_than_may_run_at_a_time(tmp_path):

@@ -67,6 +67,7 @@ task.max_prompt_len gen.max_new_tokens
 schedule.max_gen_batches
 schedule.flush_request_timeout schedule.max_concurrent_rollouts schedule.max_in_flight schedule.failed_share
 schedule.new_tokens_per_chunk schedule.rollout_request_timeout schedule.dump_limit_gib
+schedule.dump_texts
 evaluator.batch_size evaluator.max_tries evaluator.retry_s evaluator.poll_s wandb.mode wandb.project
 wandb.entity max_answer_len reward_workers benchmarks
 """.split()
