@@ -61,7 +61,8 @@ MOST_DRAWS = 1000  # for one question of a split
 SINGLE_STEP = "math_single_step"
 PLAIN_ENVIRONMENT = "math_verify"
 FROM_OUTSIDE = "external"  # an agent whose clients start their episodes themselves
-OWN_AGENTS = ("harbor", "verifiers")  # each plays one kind of task
+# Each plays one kind of task.
+OWN_AGENTS = {"harbor": "harbor", "harbor_command": "harbor", "verifiers": "verifiers"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +71,7 @@ class Task(Choice, abc.ABC):
 
     choice = "task"
     asks_itself: ClassVar[bool] = True  # else other tasks do, which have settings of their own
-    own_agent: ClassVar[str] = ""  # one that plays only tasks of this kind
+    own_agents: ClassVar[tuple[str, ...]] = ()  # that play only tasks of this kind
 
     eval_size: int = option(500, "held-out questions", ge=0)
     max_prompt_len: int = option(128, "longest question; see long_prompts", unit="tokens", ge=1)
@@ -230,11 +231,11 @@ class Task(Choice, abc.ABC):
             if problem := registry.check(kind, name, where=where):
                 yield problem
         yield from agent_file_problems(self.agent, self.agent_args)
-        if self.agent in OWN_AGENTS and self.agent != self.own_agent:
+        if OWN_AGENTS.get(self.agent, self.kind) != self.kind:
             yield ConfigError(
                 f"agent {self.agent!r} plays tasks of its own kind only, and this one is {self.kind!r}",
                 where="task.agent and task",
-                fix=f"use task={self.agent}, or another agent",
+                fix=f"use task={OWN_AGENTS[self.agent]}, or another agent",
             )
 
     def reward_problems(self) -> Iterator[ConfigError]:

@@ -2,7 +2,8 @@
 
 The policy is given ``instruction.md`` and answers once, with a script; it is run in a box of the task, and
 the task's own tests give the reward (realsys/rewards/harbor/, docs/harbor.md). With ``task.agent=harbor``
-it works there for several turns (realsys/rollout/runners/harbor_agent.py).
+it works there for several turns (realsys/rollout/runners/harbor_agent.py), with ``harbor_command`` by an
+agent that is installed on the nodes (harbor_command_agent.py).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class HarborTask(Task):
     """Task directories of Harbor."""
 
     kind = "harbor"
-    own_agent = "harbor"
+    own_agents = ("harbor", "harbor_command")
 
     path: str | None = option(None, "a task's directory, or a folder of them")
     eval_path: str | None = option(None, "held-out tasks; none takes eval_size of path")
@@ -67,7 +68,7 @@ class HarborTask(Task):
     def episode_args(self) -> dict[str, Any]:
         """The agent's; its own agent gets the rule's, too, as it runs boxes and tests itself."""
         args = super().episode_args
-        if self.agent == self.own_agent and "rule" not in args:
+        if self.agent in self.own_agents and "rule" not in args:
             args["rule"] = self.reward_rule.get("reward_args", {}).get(self.kind, {})
         return args
 
@@ -158,9 +159,9 @@ class HarborTask(Task):
     def problems(self, *, batch_size: int, tokenizer_dir: str | None) -> Iterator[ConfigError]:
         """Yields what is wrong with the directories, too few of them, and instructions over the limit."""
         yield from super().problems(batch_size=batch_size, tokenizer_dir=tokenizer_dir)
-        if self.agent == self.own_agent and self.rule != self.kind:
+        if self.agent in self.own_agents and self.rule != self.kind:
             yield ConfigError(
-                f"agent harbor is rewarded by the tasks' tests alone, not by {self.rule!r}",
+                f"agent {self.agent} is rewarded by the tasks' tests alone, not by {self.rule!r}",
                 where="task.reward and task.agent",
                 fix="leave task.reward out",
             )

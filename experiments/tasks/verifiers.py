@@ -18,7 +18,7 @@ class VerifiersTask(FileTask):
     """Records that an environment of verifiers plays."""
 
     kind = "verifiers"
-    own_agent = "verifiers"
+    own_agents = ("verifiers",)
 
     path: str | None = option(None, "records of the environment, as export_verifiers writes them")
     eval_size: int = option(

@@ -49,6 +49,7 @@ ARGUMENTS: dict[str, dict[str, str]] = {
         "command": "realsys.rollout.runners.agent_arguments:CommandArguments",
         "external": "realsys.rollout.runners.agent_arguments:ExternalArguments",
         "harbor": "realsys.rollout.runners.agent_arguments:HarborArguments",
+        "harbor_command": "realsys.rollout.runners.agent_arguments:HarborCommandArguments",
         "nemo_gym": "realsys.rollout.runners.agent_arguments:NemoGymArguments",
         "python": "realsys.rollout.runners.agent_arguments:PythonArguments",
         "verifiers": "realsys.rollout.runners.agent_arguments:VerifiersArguments",

@@ -59,6 +59,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "command": "realsys.rollout.runners.command_agent:CommandAgent",
         "external": "realsys.rollout.runners.external_agent:ExternalAgent",
         "harbor": "realsys.rollout.runners.harbor_agent:HarborAgent",
+        "harbor_command": "realsys.rollout.runners.harbor_command_agent:HarborCommandAgent",
         "nemo_gym": "realsys.rollout.runners.nemo_gym_agent:NemoGymAgent",
         "python": "realsys.rollout.runners.hosted_agent:PythonAgent",
         "verifiers": "realsys.rollout.runners.verifiers_agent:VerifiersAgent",

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import replace
 from tempfile import TemporaryFile
 
-from realsys.api.errors import ClusterError, SandboxFailure
+from realsys.api.errors import ClusterError, ConfigError, SandboxFailure
 from realsys.data.harbor.task_directory import TaskDirectory
 from realsys.rewards.harbor.task_box import BoxCommand, command_argv, kept_folders
 from realsys.rewards.sandbox.box_archive import PACK_S, most_archive_bytes
@@ -53,7 +53,17 @@ class ApptainerEngine:
         return b""
 
     def run(self, command: BoxCommand) -> BoxOutcome:
-        """As ``BoxEngine``; both streams of the command are ``stderr``."""
+        """As ``BoxEngine``; both streams of the command are ``stderr``.
+
+        Raises:
+            ConfigError: the command is to reach something: a container of Apptainer has no way out.
+        """
+        if command.on_listening is not None:
+            raise ConfigError(
+                f"task {command.task.name} runs in an image, where an agent can't reach the policy",
+                where="task.reward_args.harbor.images",
+                fix="leave the image out, or use task.agent=harbor",
+            )
         task, limits = command.task, command.limits
         named = [kept_folders(task), command.folders, command.archive]
         words = [str(len(command.kept)), *(" ".join(f[1:] for f in of) for of in named)]

@@ -49,6 +49,9 @@ class HarborTests(FinalTextRule):
     disk: int = option(256, "most that its files take, in memory", unit="MiB", ge=64)
     boxes_at_once: int = option(8, "boxes of one process at the same time", ge=1)
     assume: tuple[str, ...] = option((), "packages that nodes have under other names")
+    reads: tuple[str, ...] = option(
+        (), "folders of the node that boxes may read, e.g. where an agent is installed"
+    )
     images: tuple[str, ...] = option(
         (), "NAME=FILE: docker_image or a task's name, and the image's file, for Apptainer"
     )
@@ -106,7 +109,11 @@ class HarborTests(FinalTextRule):
             if task.sif:
                 return ApptainerEngine()
             if self._sandbox is None:
-                made = Sandbox(allow_missing=self.allow_missing, boxes_at_once=self.boxes_at_once)
+                made = Sandbox(
+                    allow_missing=self.allow_missing,
+                    read_only=self.reads,
+                    boxes_at_once=self.boxes_at_once,
+                )
                 made.start()
                 atexit.register(made.close)
                 self._sandbox = SandboxEngine(made)

@@ -28,8 +28,9 @@ from realsys.rewards.sandbox.box_archive import UNPACK
 from realsys.rewards.sandbox.box_limits import BoxLimits, BoxOutcome
 from realsys.rewards.sandbox.box_program import environment
 from realsys.rewards.sandbox.box_root import WRITABLE
-from realsys.rewards.sandbox.sandbox import Sandbox
+from realsys.rewards.sandbox.sandbox import OnListening, Sandbox
 
+INSTRUCTION = "/logs/agent/instruction.md"
 _LOGS = ("/logs/agent", "/logs/artifacts")
 _MOST_BUILT, _SHOWN = 32, 300  # tasks whose first files are kept; characters of an output
 
@@ -63,6 +64,7 @@ class BoxCommand:
         more: archive of files of the task's directory.
         folders: those that may be written, besides /tmp and /box.
         archive: folders of which the outcome is to have an archive.
+        on_listening: see ``Sandbox.run_each``; None: the box reaches nothing.
     """
 
     task: TaskDirectory
@@ -73,6 +75,7 @@ class BoxCommand:
     limits: BoxLimits
     folders: Sequence[str]
     archive: Sequence[str]
+    on_listening: OnListening | None = None
 
 
 class BoxEngine(Protocol):
@@ -124,6 +127,40 @@ class TaskBox:
             limits=self._limits.of(self._task, wall_s, asked_s),
             folders=[*self._task.folders, *_LOGS, *(["/solution"] if solution else [])],
             archive=kept_folders(self._task),
+        )
+        outcome = self._engine.run(command)
+        self._files = self._files if outcome.archive is None else outcome.archive
+        return outcome
+
+    def run_agent(
+        self,
+        text: str,
+        *,
+        env: Mapping[str, str],
+        most_s: float,
+        on_listening: OnListening,
+    ) -> BoxOutcome:
+        """Runs an agent that is installed on the node, as ``run``; the policy's time is within ``most_s``.
+
+        What it is to do is in the file ``INSTRUCTION`` of the box, too.
+
+        Args:
+            on_listening: see ``Sandbox.run_each``.
+        Raises:
+            SandboxFailure: the box failed, and is as before. ConfigError: it is an image's.
+        """
+        named = [(self._task.path / "instruction.md", INSTRUCTION.lstrip("/"))]
+        limits = self._limits.of(self._task, most_s)
+        command = BoxCommand(
+            task=self._task,
+            text=text,
+            env=env,
+            kept=self._files,
+            more=packed_files(named, limits.file_bytes),
+            limits=limits,
+            folders=[*self._task.folders, *_LOGS],
+            archive=kept_folders(self._task),
+            on_listening=on_listening,
         )
         outcome = self._engine.run(command)
         self._files = self._files if outcome.archive is None else outcome.archive
@@ -205,7 +242,9 @@ class SandboxEngine:
         """As ``BoxEngine``."""
         programs: list[tuple[Sequence[str], bytes]] = [(UNPACK, command.kept + command.more)]
         programs.append((command_argv(command), b""))
-        return self._run_each(programs, command.limits, command.folders, command.archive)[-1]
+        return self._run_each(
+            programs, command.limits, command.folders, command.archive, command.on_listening
+        )[-1]
 
     def _run_each(
         self,
@@ -213,11 +252,14 @@ class SandboxEngine:
         limits: BoxLimits,
         folders: Sequence[str],
         archive: Sequence[str],
+        on_listening: OnListening | None = None,
     ) -> list[BoxOutcome]:
         """Runs programs in a box with those of the folders that it can have on this node."""
         usable = self._sandbox.usable_folders(folders)
         packed = [folder for folder in archive if folder in (*WRITABLE, *usable)]
-        return self._sandbox.run_each(programs, limits=limits, folders=usable, archive=packed)
+        return self._sandbox.run_each(
+            programs, limits=limits, folders=usable, archive=packed, on_listening=on_listening
+        )
 
 
 def kept_folders(task: TaskDirectory) -> list[str]:

@@ -26,6 +26,7 @@ from realsys.rewards.sandbox import kernel_calls as kernel
 from realsys.rewards.sandbox.box_archive import PACK_S, most_archive_bytes, pack_argv
 from realsys.rewards.sandbox.box_limits import BoxLimits, Ended
 from realsys.rewards.sandbox.box_messages import (
+    LISTENING,
     BoxReply,
     BoxRequest,
     ProgramReply,
@@ -40,6 +41,7 @@ _REQUEST_WITHIN_S, _REPLY_WITHIN_S = 60.0, 60.0
 _MOST_REQUEST_BYTES = 1 << 32
 # How often usage is read: at first, of several processes or with a quarter of the memory, with half of it.
 _CHECK_S, _CHECK_OFTEN_S, _CHECK_NEAR_S = 0.05, 0.02, 0.005
+LISTENS_PORT = 4891  # of what a box is given to reach, in a network of its own
 _PIECE_BYTES, _PAGE_BYTES = 1 << 16, os.sysconf("SC_PAGE_SIZE")
 
 
@@ -74,7 +76,7 @@ def run_box(channel: socket.socket, features: BoxFeatures) -> NoReturn:
         kernel.map_own_ids(box_root.BOX_ID, box_root.BOX_ID, *features.outside_ids)
         request: BoxRequest = receive(channel, BoxRequest, _MOST_REQUEST_BYTES)
         limits = BoxLimits(**request.limits)  # type: ignore[arg-type]
-        inputs = _set_up(request, limits, features)
+        inputs = _set_up(request, limits, features, channel)
         counted_bytes = 0 if "net" in features.without else socket_bytes()
         around = _Surroundings(
             channel=channel,
@@ -106,7 +108,9 @@ def run_box(channel: socket.socket, features: BoxFeatures) -> NoReturn:
         os._exit(0)
 
 
-def _set_up(request: BoxRequest, limits: BoxLimits, features: BoxFeatures) -> list[int]:
+def _set_up(
+    request: BoxRequest, limits: BoxLimits, features: BoxFeatures, channel: socket.socket
+) -> list[int]:
     """Builds the box around this process and gives up all power; returns the standard inputs."""
     Path("/proc/self/oom_score_adj").write_text("1000")  # rather a box than the worker
     given = [*(program.stdin for program in request.programs), *request.files.values()]
@@ -114,16 +118,27 @@ def _set_up(request: BoxRequest, limits: BoxLimits, features: BoxFeatures) -> li
     box_root.add_writable(limits, given_bytes, features.read_only, request.folders)
     if "uts" not in features.without:
         socket.sethostname("box")
+    if request.listens:
+        _listen(channel, features)
     _write_files(request.files)
     inputs = [_unnamed_file(program.stdin) for program in request.programs]
     kernel.drop_capabilities()
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     if features.landlock_abi:
         writable = [*box_root.WRITABLE, *request.folders]
-        landlock_rules.restrict(features.landlock_abi, writable)
+        landlock_rules.restrict(features.landlock_abi, writable, refuse_tcp=not request.listens)
     if "seccomp" not in features.without:
         seccomp_filter.install()
     return inputs
+
+
+def _listen(channel: socket.socket, features: BoxFeatures) -> None:
+    """Sends a socket that listens in the box's own network, which nothing else can reach or leave."""
+    if "net" in features.without:
+        raise OSError(errno.ENOTSUP, "a box can't listen without a network namespace of its own")
+    kernel.bring_up_loopback()
+    with socket.create_server(("127.0.0.1", LISTENS_PORT), backlog=128) as listener:
+        socket.send_fds(channel, [LISTENING], [listener.fileno()])
 
 
 def _write_files(files: dict[str, bytes]) -> None:

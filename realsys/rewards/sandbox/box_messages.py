@@ -15,6 +15,7 @@ import msgspec
 _LENGTH = struct.Struct("<Q")
 RUN, KILL = b"R", b"K"  # to the fork server, with the number of the box: NUMBER
 NUMBER = struct.Struct("<Q")
+LISTENING = b"L"  # from a box, with the descriptor of the socket
 
 
 class BoxProgram(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +37,7 @@ class BoxRequest(msgspec.Struct, frozen=True, kw_only=True):
     limits: dict[str, int | float]
     stop_after: list[str]  # ways to end after which no further program is run
     anew: bool = False  # each program finds ``files`` and no others
+    listens: bool = False  # first its channel gets LISTENING, with a socket that listens in the box
 
 
 class ProgramReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,14 +102,16 @@ def send(channel: socket.socket, message: msgspec.Struct) -> None:
     channel.sendall(_LENGTH.pack(len(body)) + body)
 
 
-def receive(channel: socket.socket, kind: type[Any], most_bytes: int) -> Any:
+def receive(channel: socket.socket, kind: type[Any], most_bytes: int, *, head: bytes = b"") -> Any:
     """Reads one message of type ``kind``.
 
+    Args:
+        head: its first bytes, if they have been read.
     Raises:
         EOFError: the other end closed before its end. ValueError: it is longer, or no such message.
         TimeoutError: as the socket's time-out says.
     """
-    (length,) = _LENGTH.unpack(_exactly(channel, _LENGTH.size))
+    (length,) = _LENGTH.unpack(head + _exactly(channel, _LENGTH.size - len(head)))
     if length > most_bytes:
         raise ValueError(f"a message of {length:,} bytes; at most {most_bytes:,} are taken")
     return msgspec.msgpack.decode(_exactly(channel, length), type=kind)

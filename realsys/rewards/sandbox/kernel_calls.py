@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import platform
+import socket
+import struct
 from functools import lru_cache
 from pathlib import Path
 
@@ -23,6 +26,7 @@ _SIGCHLD = 17
 _CLONE = {"x86_64": 56, "aarch64": 220}
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _MOUNT_SETATTR = 442
+_SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _AT_RECURSIVE, _AT_FDCWD = 0x8000, -100
 _MOUNT_FLAGS = {"ro": 0x1, "nosuid": 0x2, "nodev": 0x4, "noexec": 0x8, "noatime": 0x400}
 _MOUNT_FLAGS |= {"nodiratime": 0x800, "relatime": 0x200000}
@@ -84,6 +88,13 @@ def map_own_ids(inside_uid: int, inside_gid: int, outside_uid: int, outside_gid:
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/gid_map").write_text(f"{inside_gid} {outside_gid} 1")
     Path("/proc/self/uid_map").write_text(f"{inside_uid} {outside_uid} 1")
+
+
+def bring_up_loopback() -> None:
+    """Brings up the loopback interface of this network namespace (netdevice(7), SIOCSIFFLAGS)."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        request = struct.pack("16sh22x", b"lo", _IFF_UP)
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, request)
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:

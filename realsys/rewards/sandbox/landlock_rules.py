@@ -56,9 +56,9 @@ def restrict_self(rules: int) -> None:
     syscall(_RESTRICT_SELF, rules, 0)
 
 
-def restrict(abi: int, writable: list[str]) -> None:
+def restrict(abi: int, writable: list[str], *, refuse_tcp: bool = True) -> None:
     """Lets this process, and all it starts, read everything in sight and write only ``writable``."""
-    handled = handled_rights(abi)
+    handled = handled_rights(abi, refuse_tcp=refuse_tcp)
     rules = create(handled)
     try:
         _allow(rules, "/", READ)

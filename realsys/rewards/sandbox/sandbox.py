@@ -17,7 +17,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from types import TracebackType
 from typing import Self
@@ -27,6 +28,7 @@ import msgspec
 from realsys.api.errors import ClusterError, ConfigError, SandboxFailure
 from realsys.rewards.sandbox import box_messages as messages
 from realsys.rewards.sandbox.box_archive import PACK_S, most_archive_bytes
+from realsys.rewards.sandbox.box_init import LISTENS_PORT
 from realsys.rewards.sandbox.box_limits import BoxLimits, BoxOutcome, Ended
 from realsys.rewards.sandbox.box_program import WARM_PYTHON, WARM_TEST
 from realsys.rewards.sandbox.box_root import (
@@ -42,6 +44,8 @@ _GRACE_S = 60.0  # beyond the wall time that the box itself enforces
 _ENV = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # a fork must have one thread
 _FRAME_BYTES = 1 << 20  # of a reply, besides outputs and files
 _FORK_SERVER = "realsys.rewards.sandbox.fork_server"
+LISTENS_AT = ("127.0.0.1", LISTENS_PORT)
+OnListening = Callable[[socket.socket, Callable[[], None]], None]
 MOST_PROGRAMS = 256  # in one box: each holds a descriptor open
 
 
@@ -184,6 +188,7 @@ class Sandbox:
         folders: Sequence[str] = (),
         archive: Sequence[str] = (),
         anew: bool = False,
+        on_listening: OnListening | None = None,
     ) -> list[BoxOutcome]:
         """Runs programs, each argv and standard input, one after another in one box.
 
@@ -196,7 +201,11 @@ class Sandbox:
             folders: further folders that may be written, e.g. ``/app``; empty at first.
             archive: writable folders whose files are returned, as tar, to be unpacked in another box by
                 the program ``UNPACK`` (box_archive.py) with the same folders.
-            Others, errors: as ``run``.
+            on_listening: is given a socket that listens at ``LISTENS_AT`` within the box, which has no
+                other network: whoever accepts its connections, outside, serves the programs. It is the
+                callee's. Also a function that ends the box at once, from any thread, as a failure. Called
+                for each try, before the first program.
+            Others, errors: as ``run``. ConfigError: this node has no network namespaces to listen in.
         """
         limits = limits or self._limits
         given = {n: c.encode() if isinstance(c, str) else c for n, c in (files or {}).items()}
@@ -212,11 +221,12 @@ class Sandbox:
             limits=asdict(limits),
             stop_after=list(stop_after),
             anew=anew,
+            listens=on_listening is not None,
         )
         with self._free:
-            reply = self._reply(request, limits)
+            reply = self._reply(request, limits, on_listening)
             if reply.is_doubtful:
-                reply = self._reply(request, limits)
+                reply = self._reply(request, limits, on_listening)
         if reply.failure:
             raise _failure(reply.failure)
         return [
@@ -224,7 +234,12 @@ class Sandbox:
             for outcome in reply.outcomes
         ]
 
-    def _reply(self, request: messages.BoxRequest, limits: BoxLimits) -> messages.BoxReply:
+    def _reply(
+        self,
+        request: messages.BoxRequest,
+        limits: BoxLimits,
+        on_listening: OnListening | None,
+    ) -> messages.BoxReply:
         self.start()
         server, number = self._server, next(self._numbers)
         if server is None:
@@ -239,7 +254,10 @@ class Sandbox:
                 messages.send(ours, request)
                 most = 2 * count * limits.output_bytes + limits.file_bytes + _FRAME_BYTES
                 most += most_archive_bytes(limits) if request.archive else 0
-                reply: messages.BoxReply = messages.receive(ours, messages.BoxReply, most)
+                head = b"" if on_listening is None else _listening(ours, on_listening)
+                reply: messages.BoxReply = messages.receive(
+                    ours, messages.BoxReply, most, head=head
+                )
                 return reply
             except (OSError, EOFError, ValueError, msgspec.DecodeError) as error:
                 server.command(messages.KILL, number)
@@ -291,6 +309,20 @@ def _check_folders(folders: list[str], archive: Sequence[str], read_only: list[s
             where="Sandbox.run_each",
             fix="name absolute folders beside the system's, such as /app; none within another",
         )
+
+
+def _listening(channel: socket.socket, on_listening: OnListening) -> bytes:
+    """Hands on the socket that a box listens with; returns what was read of its reply, if it has none."""
+    head, descriptors, _, _ = socket.recv_fds(channel, 1, 1)
+    if not descriptors:
+        return head  # the box has failed, and says why
+
+    def end() -> None:
+        with suppress(OSError):  # it has ended
+            channel.shutdown(socket.SHUT_RDWR)
+
+    on_listening(socket.socket(fileno=descriptors[0]), end)
+    return b""
 
 
 def _failure(what: str) -> SandboxFailure:

@@ -276,6 +276,40 @@ class HarborArguments(ConversationArguments):
 
 
 @dataclass(eq=False, kw_only=True)
+class HarborCommandArguments(EndpointArguments):
+    """Arguments of ``agent=harbor_command``.
+
+    Attributes:
+        command: of bash, in the task's working folder; it finds the policy and the instruction by its
+            environment.
+        env: further environment variables; whole numbers are taken as text.
+        keep_logs: logs of agents that ended well stay, too.
+        rule: arguments of the reward rule ``harbor``; the task gives its own (task.reward_args.harbor).
+    """
+
+    command: str = option("", 'command of bash, e.g. mini --yolo --task "$REALSYS_INSTRUCTION"')
+    env: Mapping[str, Any] = field(default_factory=dict)
+    keep_logs: bool = False
+    rule: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.env = variables(self.env)
+        if not self.command.strip():
+            raise ConfigError(
+                "agent harbor_command has no command",
+                where="task.agent_args.command",
+                fix="give a command of bash that starts an agent which is installed on the nodes",
+            )
+        if self.listen == "https" or self.roles:
+            raise ConfigError(
+                "an agent in a box reaches the policy by the box's own loopback, as one model",
+                where="task.agent_args.listen and roles",
+                fix="leave both out",
+            )
+
+
+@dataclass(eq=False, kw_only=True)
 class ChatArguments(ConversationArguments):
     """Arguments of ``agent=chat``.
 
