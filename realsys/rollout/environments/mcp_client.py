@@ -33,11 +33,11 @@ from realsys.rollout.environments.mcp_results import (
     failed,
     result_of,
 )
+from realsys.transport.retry_pauses import RetryPauses
 
 logger = logging.getLogger(__name__)
 
 _MOST_PAGES = 100  # of a list of tools
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
 _CLOSING_S = 20.0  # a program is given half of it to end
 _CLOSED = (
     -32000
@@ -97,11 +97,10 @@ class MCPClient:
             ConfigError: the program can't be started.
             RolloutError, WaitTimeout: the server refuses, is gone, or takes too long.
         """
-        clock = asyncio.get_running_loop().time
-        ends_s, pause_s, busy = clock() + timeout_s, _FIRST_PAUSE_S, ""
+        pauses, busy = RetryPauses(timeout_s), ""
         while True:
             try:
-                await self._begin("auto", ends_s, timeout_s)
+                await self._begin("auto", pauses.ends_s, timeout_s)
                 return
             except _Busy as error:
                 busy = error.why
@@ -113,12 +112,10 @@ class MCPClient:
                 # Programs of older revisions may end at a request before `initialize`
                 if not self._has_ended:
                     raise
-                await self._begin("legacy", ends_s, timeout_s)
+                await self._begin("legacy", pauses.ends_s, timeout_s)
                 return
-            if clock() + pause_s > ends_s:
+            if not await pauses.pause():
                 raise self._away(busy)
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def call(
         self, name: str, arguments: Mapping[str, Any], *, timeout_s: float
@@ -216,11 +213,10 @@ class MCPClient:
         self, name: str, arguments: Mapping[str, Any], timeout_s: float
     ) -> ToolResult:
         """Calls a tool until it is answered."""
-        clock = asyncio.get_running_loop().time
-        ends_s, pause_s, busy = clock() + timeout_s, _FIRST_PAUSE_S, ""
+        pauses, busy = RetryPauses(timeout_s), ""
         while True:
             try:
-                async with asyncio.timeout_at(ends_s):
+                async with asyncio.timeout_at(pauses.ends_s):
                     return await self._called(name, arguments)
             except _Busy as error:
                 busy = error.why
@@ -228,10 +224,8 @@ class MCPClient:
                 if busy:
                     raise self._away(busy) from error
                 return failed(f"the tool took more than {timeout_s:g} s")
-            if clock() + pause_s > ends_s:
+            if not await pauses.pause():
                 raise self._away(busy)
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def _called(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         """Calls a tool once. Raises _Busy: it may be called again."""

@@ -16,7 +16,7 @@ from typing import Any
 import httpx2
 from mcp.client.streamable_http import streamable_http_client
 
-from realsys.transport.http_outages import AWAY
+from realsys.transport.http_outages import NO_KEY, is_busy
 
 MOST_BYTES = 32 << 20  # of a message from a server
 _MARK = "realsys"
@@ -26,7 +26,6 @@ _MOST_CONNECTIONS = 100
 _CONNECT_S = 10.0
 _NOTICE_S = 10.0  # for a message that has no response; others wait behind it
 _MARGIN_S = 10.0
-_NO_KEY = (401, 407)
 
 
 class WireFault(StrEnum):
@@ -118,11 +117,11 @@ class FaultsAsAnswers(httpx2.AsyncBaseTransport):  # type: ignore[misc]
             return _telling(id_, WireFault.TOO_LARGE, too_large())
         text = body.decode(errors="replace").strip()[:_SHOWN]
         why = f"HTTP {status} {text}".strip()
-        if status in _NO_KEY:
+        if status in NO_KEY:
             return _telling(id_, WireFault.DENIED, why)
         if status == 404 and _SESSION in request.headers:
             return _telling(id_, WireFault.LOST, why)
-        if status in AWAY or status >= 500:
+        if is_busy(status):
             return _telling(id_, WireFault.BUSY, why)
         read = _object(body)
         if status >= 400 and not isinstance(read.get("error"), dict):

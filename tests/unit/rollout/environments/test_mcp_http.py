@@ -14,11 +14,12 @@ from mcp_revisions import MODERN, REVISIONS, RevisionServer, until
 
 from realsys.api.errors import ConfigError, RolloutError, WaitTimeout
 from realsys.config.plugin_arguments import argument_problems
-from realsys.rollout.environments import mcp_client, mcp_environment, mcp_http
+from realsys.rollout.environments import mcp_environment, mcp_http
 from realsys.rollout.environments.environment_arguments import MCPArguments
 from realsys.rollout.environments.mcp_client import MCPClient
 from realsys.rollout.environments.mcp_environment import MCPEnvironment
 from realsys.rollout.environments.mcp_results import ServerAway
+from realsys.transport import retry_pauses
 
 RECORD = {"prompt": "What is 2+3?", "answer": "5"}
 Make = Callable[..., Awaitable[MCPEnvironment]]
@@ -26,7 +27,7 @@ Make = Callable[..., Awaitable[MCPEnvironment]]
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mcp_client, "_FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(retry_pauses, "FIRST_S", 0.001)
 
 
 @asynccontextmanager
@@ -200,7 +201,7 @@ def test_a_busy_server_is_asked_again_and_is_away_when_the_time_is_over(
             environment = await make(servers=server.url)
             assert await sum_of(environment) == "5"
             assert calls == 3
-            monkeypatch.setattr(mcp_client, "_FIRST_PAUSE_S", 1e9)  # after which the time is over
+            monkeypatch.setattr(retry_pauses, "FIRST_S", 1e9)  # after which the time is over
             with pytest.raises(ServerAway, match=f"HTTP {status} busy"):
                 await environment.call("add", {"always": True})
             assert await sum_of(environment) == "5"
@@ -220,7 +221,7 @@ def test_a_busy_server_is_asked_again_at_the_start(monkeypatch: pytest.MonkeyPat
         async with RevisionServer(on_request=on_request) as server, episodes() as make:
             assert await sum_of(await make(servers=server.url)) == "5"
             left = 10**9
-            monkeypatch.setattr(mcp_client, "_FIRST_PAUSE_S", 1e9)
+            monkeypatch.setattr(retry_pauses, "FIRST_S", 1e9)
             with pytest.raises(ServerAway, match="HTTP 503 busy"):
                 await make(servers=server.url, per_episode=True)
 
