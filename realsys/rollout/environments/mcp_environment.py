@@ -24,6 +24,7 @@ from realsys.rollout.environments.environment_arguments import (
 from realsys.rollout.environments.header_values import header_values
 from realsys.rollout.environments.mcp_results import SessionLost, function_of
 from realsys.rollout.environments.scoring import AnswerScoring, info_of
+from realsys.runtime.first_error import all_of
 
 if TYPE_CHECKING:
     from realsys.rollout.environments.mcp_client import MCPClient
@@ -99,10 +100,7 @@ class MCPEnvironment(MCPArguments, Environment):
             for client in clients:
                 client.remove_user()
             return
-        closing = [client.close() for client in clients]
-        for ended in await asyncio.gather(*closing, return_exceptions=True):
-            if isinstance(ended, BaseException):
-                raise ended
+        await all_of(client.close() for client in clients)
 
     def _info(self) -> dict[str, float]:
         return {"calls": float(self._calls), "failed_calls": float(self._failed)}

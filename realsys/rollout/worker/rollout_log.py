@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from realsys.api.agent import Trajectory
-from realsys.observability.jsonl import JsonlAppender
+from realsys.observability.optional_rows import OptionalRows
 from realsys.rollout.worker.group import EpisodeGroup
 from realsys.transport.rollout_messages import Ticket
 from realsys.trial.records import PhaseFiles
@@ -36,14 +36,14 @@ def rollouts_file(files: PhaseFiles, *, attempt: int, index: int) -> Path:
 
 
 class RolloutLog:
-    """Appends lines to a worker's log.
+    """Appends lines to a worker's log; a full disk fails no run.
 
     Args:
         texts: number of groups per newest version whose texts are written.
     """
 
     def __init__(self, path: Path, *, tokenizer: Any, texts: int) -> None:
-        self._file = JsonlAppender(path)
+        self._file = OptionalRows(path)
         self._tokenizer, self._texts = tokenizer, texts
         self._written: Counter[int] = Counter()  # version → number of groups with texts
 
