@@ -7,6 +7,14 @@ import asyncio
 FIRST_S, LONGEST_S = 0.2, 5.0
 
 
+class ServerBusy(Exception):
+    """A server may be asked again; ``why`` it did not answer."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+
 class RetryPauses:
     """Pauses that double; made at the first request.
 

@@ -65,6 +65,7 @@ class RevisionServer:
     Attributes:
         asked: (method, headers) of all messages.
         sessions: that were begun, and that the server still knows.
+        held: method → event, before which none of its messages is answered.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class RevisionServer:
         self.begun = 0
         self.sessions: set[str] = set()
         self.ended: list[str] = []
+        self.held: dict[str, asyncio.Event] = {}
 
     async def __aenter__(self) -> RevisionServer:
         from aiohttp import web
@@ -109,6 +111,8 @@ class RevisionServer:
             return web.Response(status=405)
         message = json.loads(await request.read())
         self.asked.append((message.get("method", ""), request.headers.copy()))
+        if (goes_on := self.held.get(message.get("method", ""))) is not None:
+            await goes_on.wait()
         reply = self.on_request(request.headers)
         if reply is None and session and session not in self.sessions:
             reply = (404, "no such session")

@@ -33,7 +33,7 @@ from realsys.rollout.environments.mcp_results import (
     failed,
     result_of,
 )
-from realsys.transport.retry_pauses import RetryPauses
+from realsys.transport.retry_pauses import RetryPauses, ServerBusy
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class MCPClient:
             try:
                 await self._begin("auto", pauses.ends_s, timeout_s)
                 return
-            except _Busy as error:
+            except ServerBusy as error:
                 busy = error.why
             except WaitTimeout as error:
                 if busy and not isinstance(error, ServerAway):
@@ -218,7 +218,7 @@ class MCPClient:
             try:
                 async with asyncio.timeout_at(pauses.ends_s):
                     return await self._called(name, arguments)
-            except _Busy as error:
+            except ServerBusy as error:
                 busy = error.why
             except TimeoutError as error:
                 if busy:
@@ -228,7 +228,7 @@ class MCPClient:
                 raise self._away(busy)
 
     async def _called(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """Calls a tool once. Raises _Busy: it may be called again."""
+        """Calls a tool once. Raises ServerBusy: it may be called again."""
         if self._session is None or self._has_ended:
             raise self._gone()
         try:
@@ -246,7 +246,7 @@ class MCPClient:
         why = str(error.message)
         match fault_of(error.data):
             case WireFault.UNREACHED | WireFault.BUSY:
-                raise _Busy(why) from error
+                raise ServerBusy(why) from error
             case WireFault.BROKEN:
                 raise self._away(why) from error
             case WireFault.LOST:
@@ -293,7 +293,7 @@ class MCPClient:
     def _refusal_of(self, error: MCPError) -> Exception:
         fault, why = fault_of(error.data), str(error.message)[:500]
         if fault is WireFault.BUSY:
-            return _Busy(why)
+            return ServerBusy(why)
         if fault in (WireFault.UNREACHED, WireFault.BROKEN):
             return self._away(why)
         if fault is not None:
@@ -326,14 +326,6 @@ class MCPClient:
             where=f"MCP server {self.name}",
             fix="run its command by hand; all that it printed is in the rollout worker's log",
         )
-
-
-class _Busy(Exception):
-    """A server may be asked again, ``why`` it was not answered."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(why)
-        self.why = why
 
 
 async def _listed(session: Any) -> tuple[Mapping[str, Any], ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Mapping
 from contextlib import asynccontextmanager
 from enum import StrEnum
@@ -18,13 +19,16 @@ from mcp.client.streamable_http import streamable_http_client
 
 from realsys.transport.http_outages import NO_KEY, is_busy
 
+for name in ("httpx2", "mcp"):  # which tell of each request, and of the session's id
+    logging.getLogger(name).setLevel(logging.WARNING)
+
 MOST_BYTES = 32 << 20  # of a message from a server
 _MARK = "realsys"
 _SESSION = "mcp-session-id"
 _SHOWN = 200  # characters of a body in an error
 _MOST_CONNECTIONS = 100
 _CONNECT_S = 10.0
-_NOTICE_S = 10.0  # for a message that has no response; others wait behind it
+_NOTICE_S = 10.0  # for a message that has no response
 _MARGIN_S = 10.0
 
 
@@ -71,12 +75,18 @@ class FaultsAsAnswers(httpx2.AsyncBaseTransport):  # type: ignore[misc]
     def __init__(self) -> None:
         limits = httpx2.Limits(max_connections=_MOST_CONNECTIONS)
         self._wire = httpx2.AsyncHTTPTransport(limits=limits)
+        self._notices: set[asyncio.Task[Any]] = set()  # on their way
 
     async def handle_async_request(self, request: Any) -> Any:
         """Returns the server's response, or one that tells of the fault."""
         if request.method != "POST":
             return await self._wire.handle_async_request(request)
         sent = json.loads(request.content)
+        if sent.get("method") == "notifications/cancelled":  # others wait behind what is sent here
+            notice = asyncio.create_task(self._noticed(request), name="cancellation for MCP")
+            self._notices.add(notice)
+            notice.add_done_callback(self._notices.discard)
+            return httpx2.Response(202)
         if "method" not in sent or "id" not in sent:
             return await self._noticed(request)
         try:
@@ -95,6 +105,9 @@ class FaultsAsAnswers(httpx2.AsyncBaseTransport):  # type: ignore[misc]
 
     async def aclose(self) -> None:
         """Closes the connections."""
+        for notice in self._notices:
+            notice.cancel()
+        await asyncio.gather(*self._notices, return_exceptions=True)
         await self._wire.aclose()
 
     async def _noticed(self, request: Any) -> Any:

@@ -16,7 +16,7 @@ from realsys.api.errors import RolloutError, WaitTimeout
 from realsys.rewards.scores import checked_score
 from realsys.rollout.environments.environment_arguments import OpenEnvArguments
 from realsys.transport.http_outages import is_away, is_busy, is_misaddressed
-from realsys.transport.retry_pauses import RetryPauses
+from realsys.transport.retry_pauses import RetryPauses, ServerBusy
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class OpenEnvSession:
             try:
                 await self._connect()
                 return await self._exchange("reset", data)
-            except _Busy as error:
+            except ServerBusy as error:
                 if not await pauses.pause():
                     raise self._away(error.why, is_outage=True) from error
             except OpenEnvError as error:
@@ -116,7 +116,7 @@ class OpenEnvSession:
                 )
         except aiohttp.WSServerHandshakeError as error:
             if is_busy(error.status):
-                raise _Busy(f"HTTP {error.status} {error.message}") from error
+                raise ServerBusy(f"HTTP {error.status} {error.message}") from error
             raise self._away(error) from error
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise self._away(error) from error
@@ -155,7 +155,7 @@ class OpenEnvSession:
             try:
                 async with asyncio.timeout_at(pauses.ends_s):
                     return self._object(await self._answer(method, path, body))
-            except _Busy as error:
+            except ServerBusy as error:
                 if not await pauses.pause():
                     raise self._away(error.why, is_outage=True) from error
             except TimeoutError as error:
@@ -172,7 +172,7 @@ class OpenEnvSession:
             text = await response.text()
         status = response.status
         if is_busy(status):
-            raise _Busy(f"HTTP {status} {text[:200]}")
+            raise ServerBusy(f"HTTP {status} {text[:200]}")
         if is_misaddressed(status) or 300 <= status < 400:
             raise self._away(f"HTTP {status} {text[:200]}")
         if status >= 400:
@@ -227,14 +227,6 @@ class OpenEnvSession:
             where=f"OpenEnv server {self._args.url}",
             fix="start it, or correct task.env_args.url; rollout workers must reach it from their nodes",
         )
-
-
-class _Busy(Exception):
-    """The server may be asked again, ``why`` it did not answer."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(why)
-        self.why = why
 
 
 def _reply(data: Any) -> StepReply:

@@ -291,6 +291,28 @@ def test_a_lost_session_is_begun_anew_without_closing_the_old_one_under_others(i
     asyncio.run(body())
 
 
+def test_a_call_that_takes_too_long_holds_up_no_other_though_nobody_hears_of_its_end() -> None:
+    async def body() -> None:
+        goes_on = asyncio.Event()
+
+        async def on_call(arguments: Mapping[str, Any]) -> None:
+            if arguments.get("slow"):
+                await goes_on.wait()
+
+        async with RevisionServer(on_call=on_call) as server, episodes() as make:
+            server.held["notifications/cancelled"] = goes_on
+            environment = await make(servers=server.url)
+            environment.call_timeout_s = 0.05  # not of the start
+            late = await environment.call("add", {"slow": True})
+            assert late.info["failed_calls"] == 1.0
+            other = await make(servers=server.url)
+            await until(lambda: bool(server.methods("notifications/cancelled")))
+            assert await sum_of(other) == "5"
+            goes_on.set()
+
+    asyncio.run(body())
+
+
 @pytest.mark.parametrize(
     ("reply", "raised"),
     [((401, "no"), RolloutError), ((200, "no JSON"), RolloutError), ((200, "[1]"), RolloutError)],
