@@ -1,17 +1,19 @@
 """A server of one tool that speaks one revision of the Model Context Protocol, by hand, and no other.
 
-python mcp_revisions.py REVISION        speaks on stdin and stdout
+python mcp_revisions.py REVISION [TOOL …]   speaks on stdin and stdout; further tools: process, leave
 ``RevisionServer``                      over HTTP, within a test's event loop
 
-The tool ``add`` returns the sum of ``a`` and ``b``; with ``"fail": true`` it fails.
+The tool ``add`` returns the sum of ``a`` and ``b``; with ``"fail": true`` it fails. ``process`` names the
+process and a variable of its environment, ``leave`` ends it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 MODERN = "2026-07-28"
@@ -23,7 +25,9 @@ TOOL = {
 }
 
 
-def answer(asked: Mapping[str, Any], revision: str) -> dict[str, Any] | None:
+def answer(
+    asked: Mapping[str, Any], revision: str, tools: Sequence[str] = ("add",)
+) -> dict[str, Any] | None:
     """Returns what such a server answers; None: nothing."""
     if "id" not in asked or "method" not in asked:
         return None
@@ -40,10 +44,14 @@ def answer(asked: Mapping[str, Any], revision: str) -> dict[str, Any] | None:
             supported = {"supported": [revision], "requested": "?"}
             made = {"error": {"code": -32022, "message": "other revision", "data": supported}}
         case "tools/list":
-            made = {"result": {**more, "tools": [TOOL]}}
+            made = {"result": {**more, "tools": [{**TOOL, "name": name} for name in tools]}}
         case "tools/call":
             given = params["arguments"]
             text = str(given.get("a", 0) + given.get("b", 0))
+            if params["name"] == "process":
+                text = f"{os.getpid()} {os.environ.get('MCP_TEST_VALUE', '')}"
+            elif params["name"] == "leave":
+                os._exit(3)
             content = [{"type": "text", "text": text}]
             more.pop("ttlMs", None), more.pop("cacheScope", None)
             made = {"result": {**more, "content": content, "isError": bool(given.get("fail"))}}
@@ -142,6 +150,6 @@ async def until(holds: Callable[[], bool]) -> None:
 
 if __name__ == "__main__":
     for line in sys.stdin:
-        if (said := answer(json.loads(line), sys.argv[1])) is not None:
+        if (said := answer(json.loads(line), sys.argv[1], ["add", *sys.argv[2:]])) is not None:
             sys.stdout.write(json.dumps(said) + "\n")
             sys.stdout.flush()

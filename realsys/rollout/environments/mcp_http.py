@@ -7,6 +7,7 @@ with the calls of all episodes. So each failure becomes a JSON-RPC error here, w
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
 from collections.abc import Mapping
@@ -74,7 +75,7 @@ class FaultsAsAnswers(httpx2.AsyncBaseTransport):  # type: ignore[misc]
 
     def __init__(self) -> None:
         limits = httpx2.Limits(max_connections=_MOST_CONNECTIONS)
-        self._wire = httpx2.AsyncHTTPTransport(limits=limits)
+        self._wire = httpx2.AsyncHTTPTransport(limits=limits, verify=_trusted())
         self._notices: set[asyncio.Task[Any]] = set()  # on their way
 
     async def handle_async_request(self, request: Any) -> Any:
@@ -144,6 +145,12 @@ class FaultsAsAnswers(httpx2.AsyncBaseTransport):  # type: ignore[misc]
         kept = {_SESSION: response.headers[_SESSION]} if _SESSION in response.headers else {}
         headers = {"content-type": "application/json", **kept}
         return httpx2.Response(status, headers=headers, content=body)
+
+
+@functools.cache
+def _trusted() -> Any:
+    """Reads once which certificates are trusted, which takes as long as a hundred requests."""
+    return httpx2.create_ssl_context()
 
 
 def too_large() -> str:

@@ -30,6 +30,7 @@ from realsys.rollout.environments.mcp_results import result_of
 SUPPORT = Path(__file__).parents[3] / "support"
 SCRIPT = SUPPORT / "mcp_tools.py"
 STDIO = f"{sys.executable} {SCRIPT}"
+BY_HAND = f"{sys.executable} -S {SUPPORT / 'mcp_revisions.py'}"
 RECORD = {"prompt": "What is 2+3?", "answer": "5"}
 Body = Callable[[Callable[..., Awaitable[MCPEnvironment]]], Awaitable[Any]]
 
@@ -92,7 +93,7 @@ def test_tools_are_listed_and_called_and_the_answer_is_scored(url, transport):
     async def body(make: Any) -> None:
         environment = await listening(make, servers=url if transport == "http" else STDIO)
         functions = {tool["function"]["name"]: tool["function"] for tool in environment.tools()}
-        assert sorted(functions) == ["add", "fail", "leave", "process", "wait"]
+        assert sorted(functions) == ["add", "fail", "wait"]
         assert "two whole numbers" in functions["add"]["description"]
         assert sorted(functions["add"]["parameters"]["properties"]) == ["a", "b"]
         added = await environment.call("add", {"a": 2, "b": 3})
@@ -114,10 +115,10 @@ def test_tools_are_listed_and_called_and_the_answer_is_scored(url, transport):
     play(body)
 
 
-@pytest.mark.thorough
 def test_episodes_share_a_server_unless_each_is_to_have_its_own():
     async def body(make: Any) -> None:
-        args = {"servers": [STDIO], "allowed": ("process",), "env": {"MCP_TEST_VALUE": "v"}}
+        server = f"{BY_HAND} 2025-11-25 process"
+        args = {"servers": [server], "allowed": ("process",), "env": {"MCP_TEST_VALUE": "v"}}
         first, second = await asyncio.gather(make(**args), make(**args))
         own = await make(**args, per_episode=True)
         told = [(await e.call("process", {})).text for e in (first, second, own)]
@@ -134,22 +135,22 @@ def test_episodes_share_a_server_unless_each_is_to_have_its_own():
     play(body)
 
 
-@pytest.mark.thorough
 def test_a_server_that_ends_fails_the_question_and_the_next_starts_another():
     async def body(make: Any) -> None:
-        first = await make(servers=STDIO)
+        server = f"{BY_HAND} 2026-07-28 leave"
+        first = await make(servers=server)
         with golden.raises(RolloutError):
             await first.call("leave", {})
-        second = await make(servers=STDIO)
+        second = await make(servers=server)
         assert (await second.call("add", {"a": 1, "b": 1})).text == "2"
 
     play(body)
 
 
-def test_a_long_result_is_cut(url):
+def test_a_long_result_is_cut():
     async def body(make: Any) -> None:
-        environment = await listening(make, servers=url, longest_result=1)
-        text = (await environment.call("process", {})).text
+        environment = await make(servers=f"{BY_HAND} 2025-06-18", longest_result=1)
+        text = (await environment.call("add", {"a": 12, "b": 3})).text
         head, _, tail = text.partition("\n")
         assert len(head) == 1
         assert tail.endswith(" more characters]")
@@ -160,9 +161,7 @@ def test_a_long_result_is_cut(url):
 @pytest.mark.parametrize("revision", REVISIONS)
 def test_three_revisions_of_the_protocol_are_spoken(revision: str) -> None:
     async def body(make: Any) -> None:
-        environment = await make(
-            servers=f"{sys.executable} {SUPPORT / 'mcp_revisions.py'} {revision}"
-        )
+        environment = await make(servers=f"{BY_HAND} {revision}")
         (client,) = environment._clients.values()
         assert client.protocol == revision
         assert [tool["function"]["name"] for tool in environment.tools()] == ["add"]
@@ -189,7 +188,7 @@ while True:
 """)
 
     async def body(make: Any) -> str:
-        environment = await make(servers=f"{sys.executable} {program}")
+        environment = await make(servers=f"{sys.executable} -S {program}")
         return (await environment.call("add", {"a": 2, "b": 3})).text
 
     assert play(body) == "5"
@@ -215,7 +214,7 @@ def test_a_server_that_does_not_start_is_named(tmp_path, code, raised):
     async def body(make: Any) -> None:
         timeout_s = 0.5 if raised is WaitTimeout else 100
         with golden.raises(raised) as caught:
-            await make(servers=f"{sys.executable} {program}", start_timeout_s=timeout_s)
+            await make(servers=f"{sys.executable} -S {program}", start_timeout_s=timeout_s)
         assert str(program) in caught.value.where
 
     play(body)
@@ -249,7 +248,7 @@ input()
 """)
 
     async def body(make: Any) -> list[str]:
-        environment = await make(servers=f"{sys.executable} {program}")
+        environment = await make(servers=f"{sys.executable} -S {program}")
         return [tool["function"]["name"] for tool in environment.tools()]
 
     assert play(body) == ["p True", "s True"]
