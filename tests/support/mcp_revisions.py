@@ -3,8 +3,9 @@
 python mcp_revisions.py REVISION [TOOL …]   speaks on stdin and stdout; further tools: process, leave
 ``RevisionServer``                      over HTTP, within a test's event loop
 
-The tool ``add`` returns the sum of ``a`` and ``b``; with ``"fail": true`` it fails. ``process`` names the
-process and a variable of its environment, ``leave`` ends it.
+The tool ``add`` returns the sum of ``a`` and ``b``; with ``"fail": true`` it fails, with
+``"odd": true`` its result is none. ``process`` names the process and a variable of its environment,
+``leave`` ends it.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ def answer(
                 text = f"{os.getpid()} {os.environ.get('MCP_TEST_VALUE', '')}"
             elif params["name"] == "leave":
                 os._exit(3)
-            content = [{"type": "text", "text": text}]
+            content: list[dict[str, Any]] = [{"type": "text", "text": text}]
+            if given.get("odd"):
+                content = [{"type": "odd"}]
             more.pop("ttlMs", None), more.pop("cacheScope", None)
             made = {"result": {**more, "content": content, "isError": bool(given.get("fail"))}}
         case _:

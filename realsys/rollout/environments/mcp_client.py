@@ -236,7 +236,7 @@ class MCPClient:
         except MCPError as error:
             return self._failed(error)
         except ValidationError as error:
-            raise self._unusable(f"its result is none: {error.errors()[0]['msg']}") from error
+            return failed(f"the tool's result can't be read: {error.errors()[0]['msg']}")
         except RuntimeError as error:  # not as the tool's own schema has it, or it asks for input
             return failed(str(error))
         return result_of(result.model_dump(by_alias=True, mode="json", exclude_none=True))

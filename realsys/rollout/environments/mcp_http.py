@@ -10,7 +10,7 @@ import asyncio
 import functools
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import asynccontextmanager
 from enum import StrEnum
 from typing import Any
@@ -26,7 +26,7 @@ for name in ("httpx2", "mcp"):  # which tell of each request, and of the session
 MOST_BYTES = 32 << 20  # of a message from a server
 _MARK = "realsys"
 _SESSION = "mcp-session-id"
-_SHOWN = 200  # characters of a body in an error
+_SHOWN, _MOST_SHOWN_BYTES = 200, 4096  # characters of a body in an error; where they are looked for
 _MOST_CONNECTIONS = 100
 _CONNECT_S = 10.0
 _NOTICE_S = 10.0  # for a message that has no response
@@ -60,10 +60,11 @@ async def http_transport(url: str, *, headers: Mapping[str, str], longest_s: flo
         headers: of all requests, with their values.
         longest_s: that anything waits for an answer; then the connection is given up.
     """
+    secrets = [value.rpartition(" ")[2] for value in headers.values()]
     timeout = httpx2.Timeout(longest_s + _MARGIN_S, connect=_CONNECT_S, pool=None)
     async with (
         httpx2.AsyncClient(
-            transport=FaultsAsAnswers(), headers=dict(headers), timeout=timeout
+            transport=FaultsAsAnswers(secrets), headers=dict(headers), timeout=timeout
         ) as client,
         streamable_http_client(url, http_client=client, max_sse_event_size=MOST_BYTES) as streams,
     ):
@@ -71,11 +72,16 @@ async def http_transport(url: str, *, headers: Mapping[str, str], longest_s: flo
 
 
 class FaultsAsAnswers(httpx2.AsyncBaseTransport):  # type: ignore[misc]
-    """Sends requests; the failures of those that carry a message become its answer."""
+    """Sends requests; the failures of those that carry a message become its answer.
 
-    def __init__(self) -> None:
+    Args:
+        secrets: texts that no answer may show, should a server repeat them.
+    """
+
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
         limits = httpx2.Limits(max_connections=_MOST_CONNECTIONS)
         self._wire = httpx2.AsyncHTTPTransport(limits=limits, verify=_trusted())
+        self._secrets = tuple(secrets)
         self._notices: set[asyncio.Task[Any]] = set()  # on their way
 
     async def handle_async_request(self, request: Any) -> Any:
@@ -129,8 +135,10 @@ class FaultsAsAnswers(httpx2.AsyncBaseTransport):  # type: ignore[misc]
         body = await _whole(response)
         if body is None:
             return _telling(id_, WireFault.TOO_LARGE, too_large())
-        text = body.decode(errors="replace").strip()[:_SHOWN]
-        why = f"HTTP {status} {text}".strip()
+        text = body[:_MOST_SHOWN_BYTES].decode(errors="replace").strip()
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        why = f"HTTP {status} {text[:_SHOWN]}".strip()
         if status in NO_KEY:
             return _telling(id_, WireFault.DENIED, why)
         if status == 404 and _SESSION in request.headers:

@@ -66,6 +66,8 @@ def test_three_revisions_of_the_protocol_are_spoken(revision: str) -> None:
             assert await sum_of(environment) == "5"
             failed = await environment.call("add", {"a": 1, "fail": True})
             assert (failed.text, failed.info) == ("1", {"calls": 2.0, "failed_calls": 1.0})
+            odd = await environment.call("add", {"odd": True})
+            assert (odd.text.startswith("Error:"), odd.info["failed_calls"]) == (True, 2.0)
             calls = server.methods("tools/call")
             assert {headers["Mcp-Protocol-Version"] for headers in calls} == {revision}
             has_session = {"Mcp-Session-Id" in headers for headers in calls}
@@ -86,7 +88,9 @@ def test_keys_are_sent_with_each_request_and_each_to_its_own_server(tmp_path, mo
     monkeypatch.setenv("MCP_TEST_KEY", "of-variable")
 
     def needs(name: str, value: str) -> Any:
-        return lambda headers: None if headers.get(name) == value else (401, "who are you?")
+        return lambda headers: (
+            None if headers.get(name) == value else (401, f"what is {headers.get(name)}?")
+        )
 
     async def body() -> None:
         first = RevisionServer(on_request=needs("Authorization", "Bearer of-variable"))
