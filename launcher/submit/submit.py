@@ -50,6 +50,7 @@ from realsys.api.worker_configs import RolloutWorker
 from realsys.config.extras import missing_packages
 from realsys.observability.metrics import read_metrics
 from realsys.rollout.conversation.renderer_choice import TEMPLATE, needed_packages
+from realsys.rollout.environments.environment_arguments import packages_of_environment
 from realsys.slurm.containers import missing_files
 from realsys.trial.folders import check_trial, make_trial_folder
 from realsys.trial.records import (
@@ -179,11 +180,13 @@ def packages_missing_here(plan: LaunchPlan) -> list[ConfigError]:
 
 
 def packages_of_rollouts(workers: Sequence[RolloutWorker]) -> list[str]:
-    """Returns the packages of extras that the workers' agents need."""
+    """Returns the packages of extras that the workers' agents and environments need."""
     renderers = {str(worker.agent_args.get("renderer", TEMPLATE)) for worker in workers}
     needed = list(dict.fromkeys(p for name in renderers for p in needed_packages(name)))
     if any(worker.agent_args.get("schema") == "enforce" for worker in workers):
         needed.append("llguidance")
+    for name in {worker.env: None for worker in workers}:
+        needed += packages_of_environment(name)
     return needed
 
 

@@ -22,6 +22,7 @@ _PACKAGES = {
     "data": "pyarrow huggingface_hub",
     "renderers": "renderers httpx",
     "schemas": "llguidance",
+    "mcp": "mcp httpx2 anyio",
 }
 EXTRA_OF = {name: extra for extra, names in _PACKAGES.items() for name in names.split()}
 

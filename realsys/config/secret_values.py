@@ -112,5 +112,8 @@ def _is_harmless(value: str) -> bool:
 
 
 def _is_reference(value: str) -> bool:
-    """Whether a shell would put something else in its place; an empty one holds nothing."""
-    return value.strip("\"'").startswith(("$", "`", "{")) or not value.strip("\"'")
+    """Whether a shell, or who reads ``env:NAME``, would put something else in its place. An empty one holds
+    nothing.
+    """
+    held = value.strip("\"'")
+    return held.startswith(("$", "`", "{", "env:", "file:")) or not held

@@ -1,10 +1,10 @@
-"""Several tasks together: the first failure as itself, not as a group; the first that ends."""
+"""Several tasks together: the first failure as itself, not as a group; the first that ends; all of them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -35,3 +35,10 @@ async def first_of(waits: dict[str, Coroutine[Any, Any, Any]]) -> None:
     for task in done:
         logger.info("leaving because=%s", task.get_name())
         task.result()
+
+
+async def all_of(waits: Iterable[Awaitable[Any]]) -> None:
+    """Waits for all of them, whichever fails; then raises the first one's error."""
+    for ended in await asyncio.gather(*waits, return_exceptions=True):
+        if isinstance(ended, BaseException):
+            raise ended

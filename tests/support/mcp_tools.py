@@ -6,7 +6,6 @@ python mcp_tools.py http       prints its URL, then serves
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 import time
@@ -33,18 +32,6 @@ def wait(seconds: float) -> str:
     """Takes that long."""
     time.sleep(seconds)
     return "awake"
-
-
-@server.tool()
-def process() -> str:
-    """Names this process and a variable of its environment."""
-    return f"{os.getpid()} {os.environ.get('MCP_TEST_VALUE', '')}"
-
-
-@server.tool()
-def leave() -> str:
-    """Ends the server."""
-    os._exit(3)
 
 
 if __name__ == "__main__":

@@ -35,19 +35,26 @@ class OpenEnvDouble:
 
     Args:
         replies: to messages of a session in turn: objects, texts as they are, None: none ever.
+            Over HTTP a number is a status.
         full: this many sessions are refused for want of a place, before anything is read.
+        busy: statuses of the first requests, of whatever kind.
     """
 
     def __init__(
-        self, *replies: Any, schema: Mapping[str, Any] = TEXT_SCHEMA, full: int = 0
+        self,
+        *replies: Any,
+        schema: Mapping[str, Any] = TEXT_SCHEMA,
+        full: int = 0,
+        busy: Sequence[int] = (),
     ) -> None:
         self._replies, self._schema, self.full = replies, schema, full
+        self.busy = list(busy)
         self.received: list[Any] = []
         self.sessions = 0
         self.open = 0
 
     async def __aenter__(self) -> OpenEnvDouble:
-        app = web.Application()
+        app = web.Application(middlewares=[self._busy])
         app.add_routes(
             [
                 web.get("/ws", self._session),
@@ -66,12 +73,21 @@ class OpenEnvDouble:
     async def __aexit__(self, *_: object) -> None:
         await self._runner.cleanup()
 
+    @web.middleware
+    async def _busy(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        if self.busy:
+            return web.Response(status=self.busy.pop(0), text="not yet")
+        answered: web.StreamResponse = await handler(request)
+        return answered
+
     async def _schemas(self, _: web.Request) -> web.Response:
         return web.json_response({"action": self._schema, "observation": {}, "state": {}})
 
     async def _request(self, request: web.Request) -> web.Response:
         self.received.append((request.path, await request.json()))
         reply = self._replies[len(self.received) - 1]
+        if isinstance(reply, int):
+            return web.Response(status=reply, text="because")
         if reply.get("type") == "error":
             return web.json_response({"detail": reply["data"]}, status=422)
         return web.json_response(reply["data"])

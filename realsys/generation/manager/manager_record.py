@@ -5,16 +5,12 @@ Read by people and by the report. ``event`` is one of ``ManagerEvent``; ``at`` i
 
 from __future__ import annotations
 
-import logging
 import time
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from realsys.api.errors import RealsysError
-from realsys.observability.jsonl import JsonlAppender
-
-logger = logging.getLogger(__name__)
+from realsys.observability.optional_rows import OptionalRows
 
 
 class ManagerEvent(StrEnum):
@@ -37,9 +33,8 @@ class GenerationRecord:
 
     def __init__(self, path: Path, *, attempt: int) -> None:
         """Opens the file. Raises ClusterError if it can't be written at all."""
-        self._file = JsonlAppender(path)
+        self._file = OptionalRows(path)
         self._attempt = attempt
-        self._refused = False
 
     def write(self, event: ManagerEvent, **fields: Any) -> None:
         """Appends one line."""
@@ -49,13 +44,7 @@ class GenerationRecord:
             "attempt": self._attempt,
             **fields,
         }
-        try:
-            self._file.append(row)
-            self._refused = False
-        except RealsysError as error:
-            if not self._refused:
-                logger.warning("record not written event=%s error=%s", event, error.what)
-            self._refused = True
+        self._file.append(row)
 
     def close(self) -> None:
         """Closes the file."""

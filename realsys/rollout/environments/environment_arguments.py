@@ -13,6 +13,9 @@ from urllib.parse import urlsplit
 
 from realsys.api.errors import ConfigError
 from realsys.api.options import option
+from realsys.rollout.environments.header_values import check_headers
+
+MCP_PACKAGES = ("mcp", "httpx2", "anyio")  # the last two come with the first
 
 
 @dataclass(kw_only=True)
@@ -91,6 +94,8 @@ class MCPArguments:
     Attributes:
         servers: each a command line, started without a shell, or the URL of a running one.
         allowed: names of the tools that are offered; empty: all.
+        headers: of each request to servers at a URL: name → where its value is, ``env:NAME`` or
+            ``file:PATH``, behind a scheme or not, never the value. Of several servers: URL → such a table.
         env: further environment variables of the servers that are started.
         per_episode: each episode has servers, or sessions, of its own.
         reward, reward_args: registered reward rules, applied to the final answer.
@@ -98,6 +103,9 @@ class MCPArguments:
 
     servers: str | list[str] = ""
     allowed: tuple[str, ...] = ()
+    headers: Mapping[str, Any] = option(
+        {}, "of requests to servers at a URL, e.g. {Authorization: Bearer env:MY_KEY}"
+    )
     env: Mapping[str, str] = field(default_factory=dict)
     per_episode: bool = False
     start_timeout_s: float = option(60.0, "until a server lists its tools", unit="s", gt=0)
@@ -118,12 +126,52 @@ class MCPArguments:
                 check_url(server, "task.env_args.servers", ("http", "https"))
             else:
                 command_words(server)
+        self._check_headers()
+
+    def headers_of(self, server: str) -> dict[str, str]:
+        """Returns the headers of requests to a server, each with the place of its value."""
+        given = self.headers.get(server, {}) if self._has_tables else self.headers
+        return {str(name): str(value) for name, value in given.items()}
+
+    @property
+    def _has_tables(self) -> bool:
+        return any(isinstance(value, Mapping) for value in self.headers.values())
+
+    def _check_headers(self) -> None:
+        urls = [server for server in self.server_list if is_url(server)]
+        if self.headers and not urls:
+            raise ConfigError(
+                "no server is at a URL, so no request has headers",
+                where="task.env_args.headers",
+                fix="leave them out; a program takes its key from its environment",
+            )
+        if self._has_tables:
+            for url, table in self.headers.items():
+                if url not in urls or not isinstance(table, Mapping):
+                    raise ConfigError(
+                        f"headers of {url!r}, which is none of the servers at a URL",
+                        where="task.env_args.headers",
+                        fix=f"give a table for each of {', '.join(urls)}",
+                    )
+        elif self.headers and len(urls) > 1:
+            raise ConfigError(
+                "two servers at URLs would get the same headers, and so each the key of the other",
+                where="task.env_args.headers",
+                fix=f"give them by URL: {{{urls[0]}: {{Authorization: Bearer env:MY_KEY}}}}",
+            )
+        for server in urls:
+            check_headers(self.headers_of(server))
 
     @property
     def server_list(self) -> tuple[str, ...]:
         """The servers; a single one may be given as text."""
         given = [self.servers] if isinstance(self.servers, str) else self.servers
         return tuple(server for server in given if server.strip())
+
+
+def packages_of_environment(name: str) -> tuple[str, ...]:
+    """Returns the packages of an extra that an environment needs."""
+    return MCP_PACKAGES if name == "mcp" else ()
 
 
 def is_url(server: str) -> bool:

@@ -64,7 +64,7 @@ class OpenEnvEnvironment(OpenEnvArguments, Environment):
         try:
             reply = await self._session.step(call_action(name, arguments))
         except OpenEnvError as error:
-            if error.code != _WRONG:
+            if error.code != _WRONG and not error.status:
                 raise
             return self._refused(f"Error: {error.what}")
         text, failed = result_text(reply.observation)
@@ -80,9 +80,9 @@ class OpenEnvEnvironment(OpenEnvArguments, Environment):
         except WrongAction as error:
             return self._refused(f"Error: {error}")
         except OpenEnvError as error:
-            if error.code != _WRONG or self._shape.text_field:
+            if not error.status and (error.code != _WRONG or self._shape.text_field):
                 raise
-            return self._refused(f"Error: {error.what}")  # fields that the policy wrote
+            return self._refused(f"Error: {error.what}")  # what the policy wrote
         return self._observed(reply, text_of(reply.observation, self.observation_field))
 
     async def close(self) -> None:

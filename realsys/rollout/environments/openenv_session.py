@@ -15,12 +15,12 @@ import aiohttp
 from realsys.api.errors import RolloutError, WaitTimeout
 from realsys.rewards.scores import checked_score
 from realsys.rollout.environments.environment_arguments import OpenEnvArguments
-from realsys.transport.http_outages import AWAY, is_away
+from realsys.transport.http_outages import is_away, is_busy, is_misaddressed
+from realsys.transport.retry_pauses import RetryPauses, ServerBusy
 
 logger = logging.getLogger(__name__)
 
 _MOST_BYTES = 32 << 20  # of a message
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 5.0
 _NO_ROOM = "CAPACITY_REACHED"
 
 
@@ -34,9 +34,12 @@ class StepReply:
 
 
 class OpenEnvError(RolloutError):
-    """The server refused a message; ``code`` is its own, e.g. VALIDATION_ERROR."""
+    """The server refused a message; ``code`` is its own, e.g. VALIDATION_ERROR, ``status`` that of HTTP,
+    where it says that what was sent is wrong.
+    """
 
     code = ""
+    status = 0
 
 
 class OpenEnvSession:
@@ -59,24 +62,24 @@ class OpenEnvSession:
         """
         if self._args.transport == "http":
             return _reply(await self._request("POST", "/reset", data))
-        loop = asyncio.get_running_loop()
-        ends_s, wait_s = loop.time() + self._args.room_timeout_s, _FIRST_WAIT_S
+        pauses = RetryPauses(self._args.room_timeout_s)
         while True:
             try:
                 await self._connect()
                 return await self._exchange("reset", data)
+            except ServerBusy as error:
+                if not await pauses.pause():
+                    raise self._away(error.why, is_outage=True) from error
             except OpenEnvError as error:
                 if error.code != _NO_ROOM:
                     raise
                 await self._disconnect()
-                if loop.time() + wait_s > ends_s:
+                if not await pauses.pause():
                     raise WaitTimeout(
                         f"no free place in {self._args.room_timeout_s:g} s: {error.what}",
                         where=f"OpenEnv server {self._args.url}",
                         fix="raise its max_concurrent_envs, or lower the questions of a rollout worker",
                     ) from error
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
     async def step(self, action: Mapping[str, Any]) -> StepReply:
         """Carries out an action.
@@ -111,6 +114,10 @@ class OpenEnvSession:
                 self._socket = await self._client().ws_connect(
                     self._ws_url, max_msg_size=_MOST_BYTES, autoping=True
                 )
+        except aiohttp.WSServerHandshakeError as error:
+            if is_busy(error.status):
+                raise ServerBusy(f"HTTP {error.status} {error.message}") from error
+            raise self._away(error) from error
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise self._away(error) from error
 
@@ -142,22 +149,38 @@ class OpenEnvSession:
         return _reply(read.get("data"))
 
     async def _request(self, method: str, path: str, body: Any) -> dict[str, Any]:
-        timeout = aiohttp.ClientTimeout(total=self._args.message_timeout_s)
-        try:
-            async with self._client().request(
-                method, self._http_url + path, json=body, timeout=timeout
-            ) as response:
-                text = await response.text()
-        except TimeoutError as error:
-            raise self._too_long(path) from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise self._away(error) from error
-        if response.status in AWAY:
-            raise self._away(f"HTTP {response.status} {text[:200]}", is_outage=True)
-        if response.status != 200:
-            code = "VALIDATION_ERROR" if response.status == 422 else f"HTTP {response.status}"
-            raise self._refused({"message": text[:500], "code": code}, path)
-        return self._object(text)
+        """Asks by HTTP; a busy server again, until the message's time is over."""
+        pauses = RetryPauses(self._args.message_timeout_s)
+        while True:
+            try:
+                async with asyncio.timeout_at(pauses.ends_s):
+                    return self._object(await self._answer(method, path, body))
+            except ServerBusy as error:
+                if not await pauses.pause():
+                    raise self._away(error.why, is_outage=True) from error
+            except TimeoutError as error:
+                raise self._too_long(path) from error
+            except (aiohttp.ClientError, OSError) as error:
+                raise self._away(error) from error
+
+    async def _answer(self, method: str, path: str, body: Any) -> str:
+        """Asks once."""
+        no_limit = aiohttp.ClientTimeout()  # but the caller's
+        async with self._client().request(
+            method, self._http_url + path, json=body, timeout=no_limit
+        ) as response:
+            text = await response.text()
+        status = response.status
+        if is_busy(status):
+            raise ServerBusy(f"HTTP {status} {text[:200]}")
+        if is_misaddressed(status) or 300 <= status < 400:
+            raise self._away(f"HTTP {status} {text[:200]}")
+        if status >= 400:
+            code = "VALIDATION_ERROR" if status == 422 else f"HTTP {status}"
+            error = self._refused({"message": text[:500], "code": code}, path)
+            error.status = status
+            raise error
+        return text
 
     def _client(self) -> aiohttp.ClientSession:
         if self._session is None:

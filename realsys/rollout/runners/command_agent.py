@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from realsys.api.agent import AgentHost, DoubtfulEnd, EpisodeTask
@@ -27,6 +28,7 @@ from realsys.api.basics.bounded_files import open_regular
 from realsys.rollout.runners.agent_arguments import CommandArguments
 from realsys.rollout.runners.endpoint_agent import EndpointAgent
 from realsys.rollout.runners.episode_outcome import AgentOutcome, EpisodeSeat, outcome_of, seat_json
+from realsys.rollout.runners.kept_logs import KeptLogs
 from realsys.runtime.child_processes.child_guard import GRACE_S, guarded
 from realsys.runtime.child_processes.log_limit import limited_log
 from realsys.trial.last_lines import last_log_line
@@ -56,21 +58,25 @@ class CommandAgent(CommandArguments, EndpointAgent):
         self._prefix = f"realsys-agent-{name}-"
         for left in Path(tempfile.gettempdir()).glob(f"{self._prefix}*"):
             shutil.rmtree(left, ignore_errors=True)
+        self._kept_logs = await asyncio.to_thread(KeptLogs, host.folder)
 
     async def play(self, task: EpisodeTask, seats: Sequence[EpisodeSeat]) -> AgentOutcome:
         """Runs the program to its end, or to its deadline."""
         folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix=self._prefix))
         log = self.host.folder / f"{task.id}.log"
+        is_kept = True
         try:
             await asyncio.to_thread(_prepare, folder, log, self.task_json(task))
             ended = await self._run(seats, folder, log)
             outcome = read_reward(folder / "reward", problem=ended.problem)
             if ended.doubt is not None and outcome.reward is None and not outcome.rewards:
                 raise ended.doubt
-            if not outcome.problem and not self.keep_logs:
-                log.unlink(missing_ok=True)
+            is_kept = bool(outcome.problem)
             return outcome
         finally:
+            if not self.keep_logs:
+                keep = self._kept_logs.add if is_kept else partial(Path.unlink, missing_ok=True)
+                await asyncio.to_thread(keep, log)
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
     async def _run(self, seats: Sequence[EpisodeSeat], folder: Path, log: Path) -> AgentOutcome:

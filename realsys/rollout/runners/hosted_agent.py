@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import sys
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from realsys.rollout.runners.episode_outcome import (
 )
 from realsys.rollout.runners.host_process import HostProcess
 from realsys.rollout.runners.hosts.function_host import BLOCKED_S
+from realsys.runtime.first_error import all_of
 
 HOSTS = Path(hosts.__file__).parent
 _FIX = 'return a number, {"reward": NUMBER, …}, a text to score, or None'
@@ -68,9 +68,11 @@ class HostedAgent(HostedArguments, EndpointAgent):
         self._turns = itertools.cycle(self._hosts)
 
     async def close(self) -> None:
-        """Ends the processes and the endpoint."""
-        await asyncio.gather(*(process.close() for process in getattr(self, "_hosts", ())))
-        await super().close()
+        """Ends the processes and the endpoint, all whatever fails."""
+        try:
+            await all_of(process.close() for process in getattr(self, "_hosts", ()))
+        finally:
+            await super().close()
 
     async def play(self, task: EpisodeTask, seats: Sequence[EpisodeSeat]) -> AgentOutcome:
         """Has a process run the episode."""
@@ -96,10 +98,10 @@ class HostedAgent(HostedArguments, EndpointAgent):
 class PythonAgent(PythonArguments, HostedAgent):
     """``agent=python``: a function, plain or ``async``, whose parameters name what it gets.
 
-    ``client`` is an ``openai.AsyncOpenAI`` at the episode's address, ``anthropic_client`` its counterpart;
-    ``task``, ``base_url``, ``session_url``, ``api_key`` and ``model`` are plain values. It returns a
-    reward, or ``{"reward": …}`` with further figures, or a text for the environment to score, or None:
-    then the policy's last answer is scored.
+    ``client`` is an ``openai.OpenAI`` at the episode's address, in an ``async`` function an
+    ``openai.AsyncOpenAI``; ``anthropic_client`` its counterpart; ``task``, ``base_url``, ``session_url``,
+    ``api_key`` and ``model`` are plain values. It returns a reward, or ``{"reward": …}`` with further
+    figures, or a text for the environment to score, or None: then the policy's last answer is scored.
     """
 
     def arguments(self) -> list[str]:

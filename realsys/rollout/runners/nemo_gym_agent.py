@@ -12,9 +12,11 @@ contract.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,13 +29,15 @@ from realsys.api.users_code.reward_numbers import is_number
 from realsys.rollout.runners.agent_arguments import NemoGymArguments
 from realsys.rollout.runners.endpoint_agent import LOOPBACK, EndpointAgent
 from realsys.rollout.runners.episode_outcome import AgentOutcome, EpisodeSeat, outcome_of
-from realsys.transport.http_outages import AWAY, is_away
+from realsys.transport.http_outages import AWAY, is_away, is_busy, is_misaddressed
+from realsys.transport.retry_pauses import RetryPauses
 
 logger = logging.getLogger(__name__)
 
 SESSION = "realsys_session"  # in a request's metadata
 _NOT_SENT = ("record", "responses_create_params")  # as they stand in our records
 _MOST_BYTES = 64 << 20
+_BUSY_S = 60.0  # in which a busy server is asked again; then the episode waits, and is played anew
 
 
 @dataclass(eq=False, kw_only=True)
@@ -47,7 +51,8 @@ class NemoGymAgent(NemoGymArguments, EndpointAgent):
             ClusterError: the port is taken.
         """
         await super().open(host)
-        self._client = aiohttp.ClientSession()
+        # Without a limit: `/run`s of a hundred episodes would leave no connection for what they ask
+        self._client = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         app = web.Application(client_max_size=_MOST_BYTES)
         app.add_routes([web.post("/v1/{path:.+}", self._forwarded)])
         self._runner = web.AppRunner(app, shutdown_timeout=1)
@@ -64,28 +69,33 @@ class NemoGymAgent(NemoGymArguments, EndpointAgent):
         logger.info("policy for NeMo Gym url=%s", self.model_url)
 
     async def close(self) -> None:
-        """Closes the port and the endpoint."""
-        if hasattr(self, "_runner"):
-            await self._runner.cleanup()
-        if hasattr(self, "_client"):
-            await self._client.close()
-        await super().close()
+        """Closes the port and the endpoint, both whatever fails."""
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(super().close)
+            if hasattr(self, "_client"):
+                stack.push_async_callback(self._client.close)
+            if hasattr(self, "_runner"):
+                stack.push_async_callback(self._runner.cleanup)
 
     async def play(self, task: EpisodeTask, seats: Sequence[EpisodeSeat]) -> AgentOutcome:
-        """Has Gym's agent run the episode.
+        """Has Gym's agent run the episode. A busy one is asked again, if it has not asked the policy yet.
 
         Raises:
             WaitTimeout: it is away, or overloaded. DoubtfulEnd: it failed. RolloutError: a wrong URL.
         """
         body = run_request(task.record, key=seats[0].address.key, model=seats[0].address.model)
-        timeout = aiohttp.ClientTimeout(total=self.timeout_s)
         url = self.gym_url.rstrip("/") + "/run"
         try:
-            async with (
-                self.starting(seats),
-                self._client.post(url, json=body, timeout=timeout) as response,
-            ):
-                text = await response.text()
+            async with self.starting(seats):
+                pauses = RetryPauses(min(_BUSY_S, self.timeout_s))
+                ends_s = asyncio.get_running_loop().time() + self.timeout_s
+                while True:
+                    async with asyncio.timeout_at(ends_s):
+                        status, text = await self._answer(url, body)
+                    # Once it has asked, answers of another /run would join those of the first
+                    again = is_busy(status) and not _has_asked(seats[0])
+                    if not again or not await pauses.pause():
+                        return self._outcome(status, text, url)
         except TimeoutError:
             return self.out_of_time(seats, f"/run took more than {self.timeout_s:g} s")
         except (aiohttp.ClientError, OSError) as error:
@@ -95,18 +105,26 @@ class NemoGymAgent(NemoGymArguments, EndpointAgent):
                 where=url,
                 fix="start its servers (ng_run), or correct task.agent_args.gym_url",
             ) from error
-        if response.status in AWAY:
+
+    async def _answer(self, url: str, body: Mapping[str, Any]) -> tuple[int, str]:
+        """Returns status and text of the answer to a request."""
+        no_limit = aiohttp.ClientTimeout()  # but the caller's
+        async with self._client.post(url, json=body, timeout=no_limit) as response:
+            return response.status, await response.text()
+
+    def _outcome(self, status: int, text: str, url: str) -> AgentOutcome:
+        """Returns or raises what the answer to ``/run`` means for its episode."""
+        why = f"/run answered HTTP {status}: {text[:300]}"
+        if status in AWAY:
             raise WaitTimeout(
-                f"NeMo Gym's agent answered HTTP {response.status}: {text[:300]}",
-                where=url,
-                fix="see its log; fewer episodes at a time if it is overloaded",
+                why, where=url, fix="see its log; fewer episodes at a time if it is overloaded"
             )
-        if response.status >= 500:  # its own fault, or that of what the policy wrote
-            raise DoubtfulEnd(
-                f"/run answered HTTP {response.status}: {text[:300]}", where=url, fix="see its log"
-            )
-        if response.status != 200:
-            return AgentOutcome(problem=f"/run answered HTTP {response.status}: {text[:300]}")
+        if status >= 500:  # its own fault, or that of what the policy wrote
+            raise DoubtfulEnd(why, where=url, fix="see its log")
+        if is_misaddressed(status):
+            raise RolloutError(why, where=url, fix="correct task.agent_args.gym_url")
+        if status != 200:
+            return AgentOutcome(problem=why)
         return outcome_of_run(text, url)
 
     async def _forwarded(self, request: web.Request) -> web.Response:
@@ -115,10 +133,15 @@ class NemoGymAgent(NemoGymArguments, EndpointAgent):
         headers = {"Content-Type": "application/json"}
         key = session_key(body) or "none"
         address = f"{self.url}/sessions/{key}/v1/{request.match_info['path']}"
-        async with self._client.post(address, data=body, headers=headers) as answer:
+        limit = aiohttp.ClientTimeout(total=self.timeout_s)
+        async with self._client.post(address, data=body, headers=headers, timeout=limit) as answer:
             return web.Response(
                 body=await answer.read(), status=answer.status, content_type=answer.content_type
             )
+
+
+def _has_asked(seat: EpisodeSeat) -> bool:
+    return bool(seat.session.tree.nodes) or seat.session.asked_s() > 0
 
 
 # ---- Messages (pure) -------------------------------------------------------------------------------

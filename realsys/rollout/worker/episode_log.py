@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from realsys.observability.jsonl import JsonlAppender
+from realsys.observability.optional_rows import OptionalRows
 from realsys.rollout.worker.group import EpisodeGroup
 from realsys.transport.rollout_messages import Ticket
 from realsys.trial.episode_records import EpisodeState
@@ -34,10 +34,10 @@ class TicketEnd:
 
 
 class EpisodeLog:
-    """Appends lines to a worker's log, the first when it is opened."""
+    """Appends lines to a worker's log, the first when it is opened. A full disk fails no run."""
 
     def __init__(self, path: Path) -> None:
-        self._file = JsonlAppender(path)
+        self._file = OptionalRows(path)
         self._append(EpisodeState.STARTED, {"pid": os.getpid()})
 
     def granted(self, ticket: Ticket) -> None:

@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from realsys.observability.jsonl import JsonlAppender
+from realsys.observability.optional_rows import OptionalRows
 from realsys.rollout.worker.group import EpisodeGroup
 from realsys.rollout.worker.shown_episodes import shown_episodes
 from realsys.transport.rollout_messages import Ticket
@@ -34,14 +34,14 @@ def rollouts_file(files: PhaseFiles, *, attempt: int, index: int) -> Path:
 
 
 class RolloutLog:
-    """Appends lines to a worker's log.
+    """Appends lines to a worker's log; a full disk fails no run.
 
     Args:
         texts: number of groups per newest version whose texts are written.
     """
 
     def __init__(self, path: Path, *, tokenizer: Any, texts: int) -> None:
-        self._file = JsonlAppender(path)
+        self._file = OptionalRows(path)
         self._tokenizer, self._texts = tokenizer, texts
         self._written: Counter[int] = Counter()  # version → number of groups with texts
 

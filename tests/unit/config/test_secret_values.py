@@ -118,6 +118,7 @@ def test_settings_that_are_keys_are_found_and_names_of_variables_are_not() -> No
     tree = {
         "schedule": {"server_args": {"api_key": "abc", "api-key": "abc"}},
         "judge": {"api_key_env": "JUDGE_KEY", "api_key": None, "password_file": "/home/ada/p"},
+        "headers": {"api-key": "env:MY_KEY", "API_KEY": "file:~/key"},
         "wandb": {"project": "0123456789abcdef" * 2 + "01234567"},
     }
     found = [path for path, _ in secret_places(tree)]

@@ -212,6 +212,7 @@ def plan_of(
     slurm: bool,
     backend: str,
     agent_args: Mapping[str, object] = MappingProxyType({}),
+    env: str = "",
 ):
     """As much of a LaunchPlan as is looked at."""
     one = SimpleNamespace
@@ -221,7 +222,7 @@ def plan_of(
         scheduling=one(groups=lambda: dict(enumerate(groups))),
         config=one(
             model_worker=[one(shards=[shard])],
-            rollout_worker=[one(agent_args=agent_args)] * 2,
+            rollout_worker=[one(agent_args=agent_args, env=env)] * 2,
             evaluator=[],
         ),
     )
@@ -262,6 +263,17 @@ def test_a_run_needs_the_package_of_its_conversations_renderer(
     found = [(e.what.partition(" not ")[0], e.fix) for e in packages_missing_here(plan)]
     wanted = [("renderers and httpx are", "pip install 'realsys[renderers]'")]
     assert found == (wanted if is_missing else [])
+
+
+@pytest.mark.parametrize(("env", "is_missing"), [("scored", False), ("mcp", True)])
+def test_a_run_needs_the_package_of_its_environment(
+    monkeypatch: pytest.MonkeyPatch, env: str, is_missing: bool
+) -> None:
+    here = {"torch", "transformers", "httpx2", "anyio"}
+    monkeypatch.setattr(extras, "find_spec", lambda name: object() if name in here else None)
+    plan = plan_of(venv=None, images=(), slurm=False, backend="fsdp", env=env)
+    found = [e.fix for e in packages_missing_here(plan)]
+    assert found == (["pip install 'realsys[mcp]'"] if is_missing else [])
 
 
 @pytest.mark.parametrize(("module", "status"), [("torch", 4), ("no_such_thing", ExitCode.BUG)])

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx2
 import pytest
 
 from realsys.api.basics.thoughts import THINK, text_behind_thoughts, without_marks
@@ -36,7 +37,6 @@ from realsys.rollout.conversation.chat_messages import ChatMessage, ToolCall
 from realsys.rollout.conversation.stop_cut import before_stops, cut_at_stop
 from realsys.rollout.dialects import anthropic_stream, body_fields, chat_completions, error_bodies
 from realsys.rollout.environments import calculator, gymnasium_environment
-from realsys.rollout.environments.mcp_connections import _events
 from realsys.rollout.environments.openenv_messages import ActionShape
 from realsys.rollout.runners import chat_agent, nemo_gym_agent, shell_turns
 
@@ -141,7 +141,9 @@ def streamed(text: str) -> None:
             yield text[begin : begin + 500].encode("utf-8", "replace")
 
     async def read() -> None:
-        async for _ in _events(SimpleNamespace(iter_any=chunks)):  # type: ignore[arg-type]
+        kind, request = {"content-type": "text/event-stream"}, httpx2.Request("POST", "http://a")
+        response = httpx2.Response(200, headers=kind, content=chunks(), request=request)
+        async for _ in httpx2.EventSource(response, max_event_size=None):
             pass
 
     asyncio.run(read())
@@ -266,7 +268,7 @@ READERS: dict[str, tuple[Callable[[str], Any], tuple[Hostile, ...]]] = {
         ActionShape(text_field="", fields=(), constant={}).action_of,
         (*JSON, "}", "{}", "}{"),
     ),
-    "MCP's events": (streamed, ("data: ", "data: 1\n", "data", "\r")),
+    "MCP's events, by its package": (streamed, ("data: ", "data: 1\n", "data", "\r")),
     "NeMo Gym's run": (lambda text: nemo_gym_agent.outcome_of_run(text, ""), JSON),
     "log line": (plain_line, ("\x1b[", "\x1b[0", "\x1b[ ", "\x1b", "\x1b[0m", ("\x1b[", "0"))),
 }
@@ -359,7 +361,6 @@ TRIED: dict[str, tuple[str, ...]] = {
     "realsys/rollout/environments/gymnasium_environment.py:_COLOUR": ("drawing",),
     "realsys/rollout/environments/gymnasium_environment.py:_NUMBER": ("discrete action",),
     "realsys/rollout/environments/gymnasium_environment.py:action_of": ("boxed action",),
-    "realsys/rollout/environments/mcp_connections.py:_events": ("MCP's events",),
     "realsys/rollout/environments/openenv_messages.py:ActionShape.action_of": ("OpenEnv's action",),
     "realsys/rollout/runners/chat_agent.py:arguments_of": ("call's arguments",),
     "realsys/rollout/runners/nemo_gym_agent.py:outcome_of_run": ("NeMo Gym's run",),
@@ -401,8 +402,8 @@ REVIEWED: dict[str, str] = {
     "realsys/rewards/sandbox/sandbox.py:_ForkServer.__init__": _OURS,
     "realsys/rollout/agents/tool_use.py:ToolUse.__post_init__": "only tries whether it is a pattern",
     "realsys/rollout/endpoint/endpoint_app.py:_KEY": "of a header, of at most 256 characters",
-    "realsys/rollout/environments/mcp_connections.py:HttpConnection.request": "one JSON value",
-    "realsys/rollout/environments/mcp_connections.py:StdioConnection._received": "one JSON value a line",
+    "realsys/rollout/environments/mcp_http.py:FaultsAsAnswers.handle_async_request": _OURS,
+    "realsys/rollout/environments/mcp_http.py:_object": "one JSON value",
     "realsys/rollout/environments/openenv_session.py:OpenEnvSession._object": "one JSON value",
     "realsys/rollout/runners/command_agent.py:_NUMBER": "one number of a bounded file; no overlap",
     "realsys/rollout/runners/command_agent.py:read_reward": "one JSON value of a bounded file",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +35,8 @@ from realsys.api.worker_configs import RolloutWorker
 from realsys.data.answers_layout import answer_row, answers_sample
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import answer_lengths, answer_mask
+from realsys.observability.jsonl import read_jsonl
+from realsys.observability.optional_rows import OptionalRows
 from realsys.rollout.agents.math_single_step import MathSingleStep
 from realsys.rollout.agents.transcript import Transcript
 from realsys.rollout.worker.episode_log import EpisodeLog, TicketEnd
@@ -451,6 +455,34 @@ def test_a_ticket_has_a_line_when_it_is_granted_and_one_when_it_has_ended(tmp_pa
             "sequences": [[1], [1]],
         },
     ]
+
+
+def test_a_full_disk_costs_lines_and_no_tickets(tmp_path, monkeypatch, caplog):
+    write = os.write
+
+    def refusing(handle: int, data: bytes) -> int:
+        if os.readlink(f"/proc/self/fd/{handle}").startswith(str(tmp_path)):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(handle, data)
+
+    monkeypatch.setattr(os, "write", refusing)
+    master = Master(*(ticket(n) for n in range(5)))
+    put, lines = run_loop(master, make_groups(group_size=1), tmp_path / "5.jsonl")
+    assert (len(put), len(master.told(Deliver)), lines) == (5, 5, [])
+    told = [record.args[0].name for record in caplog.records if record.module == "optional_rows"]
+    assert sorted(told) == ["5.episodes", "5.jsonl"]  # once each
+
+
+def test_lines_go_on_when_there_is_space_again(tmp_path, monkeypatch, caplog):
+    rows, write = OptionalRows(tmp_path / "rows.jsonl"), os.write
+    for number, is_full in enumerate((False, True, True, False, True)):
+        with monkeypatch.context() as disk:
+            if is_full:
+                disk.setattr(os, "write", lambda handle, data: write(handle, data[:3]))
+            rows.append({"number": number})
+    rows.close()
+    assert [row["number"] for row in read_jsonl(tmp_path / "rows.jsonl")] == [0, 3]
+    assert len([r for r in caplog.records if r.module == "optional_rows"]) == 2
 
 
 def test_an_episodes_branches_are_counted_apart(tmp_path):

@@ -1,31 +1,36 @@
-"""Environment ``mcp``: servers of the ``mcp`` package over stdio and HTTP, and some that misbehave."""
+"""Environment ``mcp``: servers of the ``mcp`` package over stdio and HTTP, and programs that misbehave.
+
+What a status of HTTP means: test_mcp_http.py.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import golden
 import pytest
+from mcp_revisions import REVISIONS
 
 from realsys.api.errors import ConfigError, RolloutError, WaitTimeout
+from realsys.config import extras
 from realsys.config.plugin_arguments import argument_problems
-from realsys.rollout.environments import mcp_connections, mcp_environment
+from realsys.rollout.environments import mcp_environment
 from realsys.rollout.environments.environment_arguments import MCPArguments
-from realsys.rollout.environments.mcp_client import MCPClient, result_of
-from realsys.rollout.environments.mcp_connections import opened
+from realsys.rollout.environments.mcp_client import MCPClient
 from realsys.rollout.environments.mcp_environment import MCPEnvironment, tools_by_name
+from realsys.rollout.environments.mcp_results import result_of
 
-SCRIPT = Path(__file__).parents[3] / "support" / "mcp_tools.py"
+SUPPORT = Path(__file__).parents[3] / "support"
+SCRIPT = SUPPORT / "mcp_tools.py"
 STDIO = f"{sys.executable} {SCRIPT}"
+BY_HAND = f"{sys.executable} -S {SUPPORT / 'mcp_revisions.py'}"
 RECORD = {"prompt": "What is 2+3?", "answer": "5"}
 Body = Callable[[Callable[..., Awaitable[MCPEnvironment]]], Awaitable[Any]]
 
@@ -88,7 +93,7 @@ def test_tools_are_listed_and_called_and_the_answer_is_scored(url, transport):
     async def body(make: Any) -> None:
         environment = await listening(make, servers=url if transport == "http" else STDIO)
         functions = {tool["function"]["name"]: tool["function"] for tool in environment.tools()}
-        assert sorted(functions) == ["add", "fail", "leave", "process", "wait"]
+        assert sorted(functions) == ["add", "fail", "wait"]
         assert "two whole numbers" in functions["add"]["description"]
         assert sorted(functions["add"]["parameters"]["properties"]) == ["a", "b"]
         added = await environment.call("add", {"a": 2, "b": 3})
@@ -110,10 +115,10 @@ def test_tools_are_listed_and_called_and_the_answer_is_scored(url, transport):
     play(body)
 
 
-@pytest.mark.thorough
 def test_episodes_share_a_server_unless_each_is_to_have_its_own():
     async def body(make: Any) -> None:
-        args = {"servers": [STDIO], "allowed": ("process",), "env": {"MCP_TEST_VALUE": "v"}}
+        server = f"{BY_HAND} 2025-11-25 process"
+        args = {"servers": [server], "allowed": ("process",), "env": {"MCP_TEST_VALUE": "v"}}
         first, second = await asyncio.gather(make(**args), make(**args))
         own = await make(**args, per_episode=True)
         told = [(await e.call("process", {})).text for e in (first, second, own)]
@@ -130,22 +135,22 @@ def test_episodes_share_a_server_unless_each_is_to_have_its_own():
     play(body)
 
 
-@pytest.mark.thorough
 def test_a_server_that_ends_fails_the_question_and_the_next_starts_another():
     async def body(make: Any) -> None:
-        first = await make(servers=STDIO)
+        server = f"{BY_HAND} 2026-07-28 leave"
+        first = await make(servers=server)
         with golden.raises(RolloutError):
             await first.call("leave", {})
-        second = await make(servers=STDIO)
+        second = await make(servers=server)
         assert (await second.call("add", {"a": 1, "b": 1})).text == "2"
 
     play(body)
 
 
-def test_a_long_result_is_cut(url):
+def test_a_long_result_is_cut():
     async def body(make: Any) -> None:
-        environment = await listening(make, servers=url, longest_result=1)
-        text = (await environment.call("process", {})).text
+        environment = await make(servers=f"{BY_HAND} 2025-06-18", longest_result=1)
+        text = (await environment.call("add", {"a": 12, "b": 3})).text
         head, _, tail = text.partition("\n")
         assert len(head) == 1
         assert tail.endswith(" more characters]")
@@ -153,42 +158,40 @@ def test_a_long_result_is_cut(url):
     play(body)
 
 
-@pytest.mark.parametrize("is_stream", [False, True], ids=["JSON", "events"])
-def test_a_result_over_the_limit_has_failed_and_the_server_is_asked_again(monkeypatch, is_stream):
-    monkeypatch.setattr(mcp_connections, "_MESSAGE_BYTES", 1 << 16)
-    kind = "text/event-stream" if is_stream else "application/json"
+@pytest.mark.parametrize("revision", REVISIONS)
+def test_three_revisions_of_the_protocol_are_spoken(revision: str) -> None:
+    async def body(make: Any) -> None:
+        environment = await make(servers=f"{BY_HAND} {revision}")
+        (client,) = environment._clients.values()
+        assert client.protocol == revision
+        assert [tool["function"]["name"] for tool in environment.tools()] == ["add"]
+        assert (await environment.call("add", {"a": 2, "b": 3})).text == "5"
+        failed = await environment.call("add", {"a": 1, "fail": True})
+        assert (failed.text, failed.info) == ("1", {"calls": 2.0, "failed_calls": 1.0})
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).lower()
-        length = int(head.partition(b"content-length:")[2].split()[0])
-        asked = json.loads(await reader.readexactly(length))
-        size = {"big": 1 << 20, "small": 1 << 15}[asked["params"]["name"]]
-        result = {"content": [{"type": "text", "text": "x" * size}]}
-        body = json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}).encode()
-        # Events of one stream may be more than the limit together.
-        note = b'data: {"method": "notifications/progress", "x": "%s"}\n\n' % (b"x" * (1 << 15))
-        body = note * 3 + b"data: " + body + b"\n\n" if is_stream else body
-        writer.write(
-            f"HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\nconnection: close\r\n\r\n".encode()
-        )
-        writer.write(body)
-        with suppress(ConnectionError):
-            await writer.drain()
-        writer.close()
+    play(body)
 
-    async def calls() -> list[tuple[int, bool]]:
-        server = await asyncio.start_server(answer, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        connection = await opened(f"http://127.0.0.1:{port}/mcp", (), env={})
-        client = MCPClient(connection)
-        found = [await client.call(name, {}, timeout_s=240) for name in ("big", "small")]
-        assert connection.is_open
-        await client.close()
-        server.close()
-        assert found[0].text.startswith("Error:")
-        return [(len(result.text), result.failed) for result in found[1:]]
 
-    assert asyncio.run(calls()) == [(1 << 15, False)]
+def test_a_program_that_ends_at_a_request_before_initialize_is_started_for_that(tmp_path):
+    program = tmp_path / "server.py"
+    program.write_text(f"""\
+import json, sys
+sys.path.insert(0, {str(SUPPORT)!r})
+from mcp_revisions import answer
+first = json.loads(input())
+if first["method"] != "initialize":
+    raise SystemExit("initialize comes first")
+while True:
+    if (said := answer(first, "2025-06-18")) is not None:
+        print(json.dumps(said), flush=True)
+    first = json.loads(input())
+""")
+
+    async def body(make: Any) -> str:
+        environment = await make(servers=f"{sys.executable} -S {program}")
+        return (await environment.call("add", {"a": 2, "b": 3})).text
+
+    assert play(body) == "5"
 
 
 @pytest.mark.parametrize(
@@ -198,7 +201,8 @@ def test_a_result_over_the_limit_has_failed_and_the_server_is_asked_again(monkey
         ("input(); print('hello'); print('[]'); print('{}')", RolloutError),
         ("import time; time.sleep(60)", WaitTimeout),
         (
-            'input(); print(\'{"jsonrpc": "2.0", "id": 1, "error": {"message": "no"}}\'); input()',
+            "import json\nwhile True: print(json.dumps({'jsonrpc': '2.0', 'id': json.loads(input())['id'], "
+            "'error': {'code': 1, 'message': 'no'}}), flush=True)",
             RolloutError,
         ),
     ],
@@ -210,7 +214,7 @@ def test_a_server_that_does_not_start_is_named(tmp_path, code, raised):
     async def body(make: Any) -> None:
         timeout_s = 0.5 if raised is WaitTimeout else 100
         with golden.raises(raised) as caught:
-            await make(servers=f"{sys.executable} {program}", start_timeout_s=timeout_s)
+            await make(servers=f"{sys.executable} -S {program}", start_timeout_s=timeout_s)
         assert str(program) in caught.value.where
 
     play(body)
@@ -224,94 +228,74 @@ def say(**message):
     print(json.dumps({"jsonrpc": "2.0", **message}), flush=True)
 def hear():
     return json.loads(input())
-say(id=hear()["id"], result={})
+say(id=hear()["id"], error={"code": -32601, "message": "no such method"})
+version = {"protocolVersion": "2025-06-18", "capabilities": {}}
+say(id=hear()["id"], result={**version, "serverInfo": {"name": "n", "version": "1"}})
 hear()
 asked = hear()
 say(id="p", method="ping")
 say(id="s", method="sampling/createMessage")
-say(method="notifications/message")
+say(method="notifications/message", params={"level": "info", "data": "d"})
+print("what is no message")
 answers = [hear(), hear()]
-tools = [{"name": str("result" in answers[0])}, {"name": str(answers[1]["error"]["code"])}]
+by_id = {answer["id"]: answer for answer in answers}
+names = [f"p {'result' in by_id['p']}", f"s {'error' in by_id['s']}"]
+tools = [{"name": name, "inputSchema": {"type": "object"}} for name in names]
 say(id=asked["id"], result={"tools": tools[:1], "nextCursor": "more"})
 asked = hear()
-say(id=asked["id"], result={"tools": tools[1:] if asked["params"] == {"cursor": "more"} else []})
+say(id=asked["id"], result={"tools": tools[1:] if asked["params"]["cursor"] == "more" else []})
 input()
 """)
 
     async def body(make: Any) -> list[str]:
-        environment = await make(servers=f"{sys.executable} {program}")
+        environment = await make(servers=f"{sys.executable} -S {program}")
         return [tool["function"]["name"] for tool in environment.tools()]
 
-    assert play(body) == ["True", "-32601"]
+    assert play(body) == ["p True", "s True"]
 
 
-def test_an_address_without_a_server_is_named():
-    async def body(make: Any) -> None:
-        with golden.raises(WaitTimeout) as caught:
-            await make(servers="http://127.0.0.1:1/mcp")
-        assert caught.value.where == "MCP server http://127.0.0.1:1/mcp"
+class ToolList:
+    """A session of which only the name and the tools are looked at."""
 
-    play(body)
-
-
-@pytest.mark.parametrize(
-    ("reply", "raised"),
-    [
-        ("503 Busy", WaitTimeout),
-        ("429 Busy", WaitTimeout),
-        ("404 Not Found", RolloutError),
-        ("200 OK", RolloutError),  # with no JSON
-        ("", WaitTimeout),  # the connection is closed
-    ],
-)
-def test_an_outage_in_a_call_is_told_from_a_refusal_and_not_told_to_the_policy(
-    reply: str, raised: type[Exception]
-) -> None:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        if reply:
-            writer.write(f"HTTP/1.1 {reply}\r\ncontent-length: 1\r\n\r\n?".encode())
-            await writer.drain()
-        writer.close()
-
-    async def call() -> None:
-        server = await asyncio.start_server(answer, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        client = MCPClient(await opened(f"http://127.0.0.1:{port}/mcp", (), env={}))
-        try:
-            await client.call("add", {}, timeout_s=240)
-        finally:
-            await client.close()
-            server.close()
-
-    with golden.raises(raised):
-        asyncio.run(call())
-
-
-class Named:
-    """A connection that is only a name."""
-
-    is_open = True
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-
-def client(name: str, *tools: str) -> MCPClient:
-    """A client whose server has these tools."""
-    made = MCPClient(Named(name))  # type: ignore[arg-type]
-    made.tools = tuple({"name": tool} for tool in tools)
-    return made
+    def __init__(self, name: str, *tools: str) -> None:
+        self.name, self.tools = name, [{"name": tool} for tool in tools]
 
 
 def test_tools_have_one_server_each():
-    one, two = client("one", "a", "b"), client("two", "b", "c")
-    assert tools_by_name([one, two], ("a", "c")) == {"a": one, "c": two}
+    clients: Any = {"1": ToolList("one", "a", "b"), "2": ToolList("two", "b", "c")}
+    assert tools_by_name(clients, ("a", "c")) == {"a": "1", "c": "2"}
     with golden.raises(ConfigError):
-        tools_by_name([one, two], ())
+        tools_by_name(clients, ())
     with golden.raises(ConfigError) as caught:
-        tools_by_name([one], ("aa",))
+        tools_by_name({"1": clients["1"]}, ("aa",))
     assert "'a'" in caught.value.fix
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_all_servers_are_closed_whichever_fails_to(failing: int) -> None:
+    closed = []
+
+    class Closing:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        async def close(self) -> None:
+            closed.append(self.number)
+            if self.number >= failing:
+                raise OSError(self.number)
+
+    environment = MCPEnvironment(servers=["a", "b", "c"], per_episode=True)
+    environment._clients = {str(n): Closing(n) for n in range(3)}  # type: ignore[misc]
+    with pytest.raises(OSError) as caught:
+        asyncio.run(environment.close())
+    assert (caught.value.args, closed) == ((failing,), [0, 1, 2])
+
+
+def test_a_worker_without_the_package_says_which_extra_brings_it(monkeypatch):
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError) as caught:
+        MCPEnvironment(servers="a b")
+    assert caught.value.fix == "pip install 'realsys[mcp]'"
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from realsys.rollout.environments.openenv_messages import (
     shape_of,
     text_of,
 )
+from realsys.transport import retry_pauses
 
 Body = Callable[[OpenEnvEnvironment], Coroutine[Any, Any, Any]]
 
@@ -200,6 +201,45 @@ def test_by_http_each_message_is_a_request():
         ("/reset", {"level": 2}),
         ("/step", {"action": {"message": "a"}}),
     ]
+
+
+@pytest.mark.parametrize("status", [400, 403, 413, 422])
+@pytest.mark.parametrize("kind", ["text", "JSON", "call"])
+def test_by_http_a_refused_step_is_that_steps_result(status: int, kind: str) -> None:
+    schema = GRID_SCHEMA if kind == "JSON" else TEXT_SCHEMA
+    server = OpenEnvDouble(observed({}), status, observed({"text": "on"}, 1.0), schema=schema)
+    args = {"transport": "http", "action_field": "" if kind == "JSON" else "message"}
+
+    async def body(environment: OpenEnvEnvironment) -> list[Observation]:
+        action = '{"x": 1, "y": 2}' if kind == "JSON" else "a"
+        refused = (
+            await environment.call("add", {}) if kind == "call" else await environment.step(action)
+        )
+        return [refused, await environment.step(action)]
+
+    refused, later = play(server, body, **args)
+    assert "because" in refused.text
+    assert (refused.done, refused.info["wrong_actions"]) == (False, 1.0)
+    assert (later.text, later.reward) == ("on", 1.0)
+
+
+@pytest.mark.parametrize("transport", ["http", "websocket"])
+def test_a_busy_server_is_asked_again(monkeypatch: pytest.MonkeyPatch, transport: str) -> None:
+    monkeypatch.setattr(retry_pauses, "FIRST_S", 0.001)
+    server = OpenEnvDouble(observed({"text": "in"}), observed({}, 1.0), busy=(503, 429, 500))
+    args = {"transport": transport, "action_field": "message"}
+    (said,) = play(server, steps("a"), **args)
+    assert said.reward == 1.0
+    monkeypatch.setattr(retry_pauses, "FIRST_S", 1e9)  # after which the time is over
+    with pytest.raises(WaitTimeout):
+        play(OpenEnvDouble(busy=(503,) * 9), nothing, **args)
+
+
+@pytest.mark.parametrize("status", [401, 404, 405])
+def test_by_http_a_wrong_address_is_not_told_to_the_policy(status: int) -> None:
+    server = OpenEnvDouble(observed({}), status)
+    with pytest.raises(RolloutError):
+        play(server, steps("a"), transport="http", action_field="message")
 
 
 # ---- texts (pure) ----------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from realsys.rollout.runners.nemo_gym_agent import (
     run_request,
     session_key,
 )
+from realsys.transport import retry_pauses
 
 PARAMS = {"input": [{"role": "user", "content": "What is 2+3?"}], "metadata": {"own": "x"}}
 RECORD = {"prompt": "What is 2+3?", "expected": "5", "responses_create_params": PARAMS}
@@ -44,9 +45,13 @@ class Unscored(Environment):
 class GymDouble:
     """An agent's server whose model server is at ``policy_url``; rewards the expected answer with 1."""
 
-    def __init__(self, *, status: int = 200, reply: str | None = None) -> None:
+    def __init__(
+        self, *, status: int = 200, reply: str | None = None, before: tuple[int, ...] = ()
+    ) -> None:
+        """``before``: statuses of the first requests, which ask nothing."""
         self.policy_url, self._status, self._reply = "", status, reply
         self.runs: list[Any] = []
+        self.before = list(before)
 
     async def __aenter__(self) -> GymDouble:
         app = web.Application()
@@ -63,6 +68,8 @@ class GymDouble:
     async def _run(self, request: web.Request) -> web.Response:
         body = await request.json()
         self.runs.append(body)
+        if self.before:
+            return web.Response(status=self.before.pop(0), text="not yet")
         url = f"{self.policy_url}/responses"
         # Gym's model server replaces the model's name and passes on what else is set
         asked = {**body["responses_create_params"], "model": "its own"}
@@ -125,9 +132,34 @@ def test_a_server_that_fails_or_is_away_has_the_episode_played_again(
     assert type(caught.value) is raised
 
 
-def test_a_failing_run_is_the_agents_failure(tmp_path):
-    (failed,) = play(tmp_path, GymDouble(status=422), "5", failed_reward=-1.0)
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_a_failing_run_is_the_agents_failure(tmp_path, status):
+    (failed,) = play(tmp_path, GymDouble(status=status), "5", failed_reward=-1.0)
     assert (failed.reward, failed.stats["failed"]) == (-1.0, 1.0)
+
+
+@pytest.mark.parametrize("status", [401, 404, 405])
+def test_a_wrong_address_is_a_mistake_of_the_run_and_no_episodes_failure(tmp_path, status):
+    with pytest.raises(RolloutError) as caught:
+        play(tmp_path, GymDouble(before=(status,)), "5", failed_reward=-1.0)
+    assert "gym_url" in caught.value.fix
+
+
+def test_a_busy_server_is_asked_again_while_the_policy_was_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(retry_pauses, "FIRST_S", 0.001)
+    gym = GymDouble(before=(429, 503, 500))
+    (right,) = play(tmp_path, gym, "5")
+    assert (right.reward, len(right.sequences), len(gym.runs)) == (1.0, 1, 4)
+    monkeypatch.setattr(retry_pauses, "FIRST_S", 1e9)  # after which the time is over
+    with pytest.raises(WaitTimeout):
+        play(tmp_path, GymDouble(before=(429, 429)), "5")
+
+
+@pytest.mark.thorough
+def test_more_episodes_than_connections_of_a_pool_play_at_once(tmp_path):
+    """Each holds one for its /run, and another for what it asks."""
+    played = play(tmp_path, GymDouble(), *["5"] * 101, starting_at_once=200)
+    assert [episode.reward for episode in played] == [1.0] * 101
 
 
 def test_a_response_without_a_reward_fails_the_question(tmp_path):
