@@ -62,6 +62,10 @@ SINGLE_STEP = "math_single_step"
 PLAIN_ENVIRONMENT = "math_verify"
 FROM_OUTSIDE = "external"  # an agent whose clients start their episodes themselves
 OWN_AGENTS = ("harbor", "verifiers")  # each plays one kind of task
+# Built-in agents whose episodes have no reward but their environment's, and environments that have none but
+# the rule's. All others may have one of their own.
+SCORED_BY_ENVIRONMENT = (SINGLE_STEP, "math_multi_turn", "tool_use", "chat")
+SCORING_BY_RULE = (PLAIN_ENVIRONMENT, "calculator", "mcp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,9 +145,9 @@ class Task(Choice, abc.ABC):
         return self.reward or self.kind
 
     @property
-    def scores_answers(self) -> bool:
-        """Whether the rule scores an answer without agent and environment, as the trainer asks for it."""
-        return True
+    def needs_rule(self) -> bool:
+        """Whether nothing but a rule gives episodes a reward; an agent of one's own may return it."""
+        return self.agent in SCORED_BY_ENVIRONMENT and self.env in SCORING_BY_RULE
 
     @property
     def reward_rule(self) -> dict[str, Any]:
@@ -238,12 +242,13 @@ class Task(Choice, abc.ABC):
             )
 
     def reward_problems(self) -> Iterator[ConfigError]:
-        """Yields that no rule is named, which fine-tuning does without."""
-        if not self.rule:
+        """Yields that no rule is named, which fine-tuning does without, and an agent that rewards."""
+        if not self.rule and self.needs_rule:
             yield ConfigError(
                 f"task {self.kind} has no rule that scores an answer",
                 where="task.reward",
-                fix="name a registered one, e.g. task.reward=math_verify; docs/your_data.md shows your own",
+                fix="name a registered one, e.g. task.reward=math_verify; docs/your_data.md shows your own. "
+                "An agent that returns its reward needs none: task.agent=python",
             )
 
     def answer_problems(self) -> Iterator[ConfigError]:
@@ -548,6 +553,13 @@ class GeneratedTask(Task):
     def num_questions(self) -> int | None:
         """Questions of an epoch."""
         return self.train_size
+
+    @property
+    def rule(self) -> str:
+        """The registered reward rule; empty: none is named, and the class has no ``score``."""
+        rule = super().rule
+        is_own = rule == self.kind and self.reward is None
+        return "" if is_own and registry.check("reward", rule, where="") else rule
 
     def data_args(self) -> dict[str, Any]:
         """The task itself, from which a worker makes its questions."""

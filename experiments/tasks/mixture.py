@@ -59,12 +59,14 @@ class Mixture(Task):
 
     @property
     def rule(self) -> str:
-        """No expression: each source has its own."""
-        return BY_SOURCE
+        """No expression: each source has its own; empty: none has one."""
+        return BY_SOURCE if any(source.rule for source in self.sources.values()) else ""
 
     @property
     def reward_rule(self) -> dict[str, Any]:
         """The rules of all sources."""
+        if not self.rule:
+            return {"reward": ""}
         args = {name: source.reward_rule for name, source in self.sources.items()}
         return {"reward": BY_SOURCE, "reward_args": args}
 
@@ -228,7 +230,9 @@ class Mixture(Task):
             )
 
     def reward_problems(self) -> Iterator[ConfigError]:
-        """Yields sources without a rule."""
+        """Yields sources without a rule, unless no source has one and the agent rewards."""
+        if not self.rule and not self.needs_rule:
+            return
         for name, source in self.sources.items():
             yield from (
                 at_setting(p, source, f"task.sources.{name}") for p in source.reward_problems()
