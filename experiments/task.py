@@ -247,8 +247,8 @@ class Task(Choice, abc.ABC):
             yield ConfigError(
                 f"task {self.kind} has no rule that scores an answer",
                 where="task.reward",
-                fix="name a registered one, e.g. task.reward=math_verify; docs/your_data.md shows your own. "
-                "An agent that returns its reward needs none: task.agent=python",
+                fix="name a registered one, e.g. task.reward=math_verify (docs/your_data.md shows yours); "
+                "an agent that returns its reward needs none: task.agent=python",
             )
 
     def answer_problems(self) -> Iterator[ConfigError]:

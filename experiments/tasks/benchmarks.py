@@ -15,7 +15,7 @@ from realsys.api.errors import ConfigError
 from realsys.api.worker_configs import HELD_OUT, Benchmark
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
-# Figures of the task's own questions, also as ``accuracy/<source>``, ``success/<source>`` and ``agent/<name>``.
+# Figures of the task's own questions, also as ``accuracy/<source>`` and ``agent/<name>``.
 _TAKEN = (
     *(HELD_OUT, "accuracy", "mean_reward", "num_problems", "num_unscored", "response_length"),
     *("success", "truncated", "agent", "reward"),
@@ -60,7 +60,7 @@ def held_out_remarks(task: Task, *, auto_eval: bool) -> Iterator[str]:
         return
     if not can_be_asked(task):
         yield (
-            f"the {task.num_held_out:,} held-out questions are not asked, so the run has no held-out score: "
+            f"the {task.num_held_out:,} held-out questions are not asked, and there is no held-out score: "
             f"the clients of agent {FROM_OUTSIDE!r} start their episodes themselves"
         )
     elif not auto_eval:

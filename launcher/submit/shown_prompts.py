@@ -1,7 +1,7 @@
 """Which prompts the policy sees where an agent asks it, for ``realsys data show``.
 
-An agent that speaks in tokens begins with the question's own. Of a chat agent the first request is known; of
-one that speaks through the endpoint (a function, a program, clients) only the agent knows what it sends.
+An agent that speaks in tokens begins with the question's own. Of a chat agent the first request is known;
+of one that speaks through the endpoint (a function, a program, clients) only the agent knows what it sends.
 """
 
 from __future__ import annotations

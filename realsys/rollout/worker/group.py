@@ -19,6 +19,7 @@ from realsys.api.agent import (
     EpisodeTask,
     Observation,
     Trajectory,
+    rewards_of_roles,
 )
 from realsys.api.basics.reward import QUESTION_TEXT, is_count
 from realsys.api.errors import DataError, RealsysError, RewardError, RolloutError, WaitTimeout
@@ -75,6 +76,11 @@ class EpisodeGroup:
     def rewards(self) -> tuple[float, ...]:
         """Rewards, one per episode."""
         return tuple(episode.reward for episode in self.episodes)
+
+    @property
+    def rewards_of_roles(self) -> dict[str, list[float]]:
+        """Rewards of each role's sequences, of all episodes."""
+        return rewards_of_roles(self.trajectories)
 
     @property
     def trajectories(self) -> tuple[Trajectory, ...]:
