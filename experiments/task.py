@@ -21,6 +21,7 @@ from experiments.parts.agent_files import (
     agent_file_problems,
     located_agent_args,
     located_env_args,
+    role_problems,
 )
 from experiments.parts.chosen_settings import MeasuredQuestions
 from experiments.parts.conversation_files import conversation_problems, conversation_warnings
@@ -234,6 +235,7 @@ class Task(Choice, abc.ABC):
             if problem := registry.check(kind, name, where=where):
                 yield problem
         yield from agent_file_problems(self.agent, self.agent_args)
+        yield from role_problems(self.agent_args)
         if self.agent in OWN_AGENTS and self.agent != self.own_agent:
             yield ConfigError(
                 f"agent {self.agent!r} plays tasks of its own kind only, and this one is {self.kind!r}",

@@ -141,6 +141,27 @@ def test_a_run_without_a_rule_has_none_anywhere(mine: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("roles", "refused"),
+    [
+        ({"a": "m", "b": "n"}, True),
+        ({"a": {"path": "m"}}, True),
+        ([{"name": "a", "path": "m"}, "b"], True),
+        (["a", "b"], False),
+        ([], False),
+    ],
+)
+def test_roles_of_different_models_are_refused(mine: Path, roles: Any, refused: bool) -> None:
+    task = FileTask(
+        path=f"{mine}/q.jsonl",
+        agent="python",
+        agent_args={"function": "mine.py:solve", "roles": roles},
+        eval_size=8,
+    )
+    found = [p.where for p in task.problems(batch_size=1, tokenizer_dir=None)]
+    assert found == ["task.agent_args.roles"] * refused
+
+
 @pytest.mark.parametrize(("reward", "name"), [("math_verify", "accuracy"), ("", "success")])
 def test_a_share_of_episodes_is_an_accuracy_only_where_a_rule_says_what_is_right(
     reward: str, name: str
