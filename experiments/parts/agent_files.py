@@ -97,8 +97,8 @@ def role_problems(args: Mapping[str, Any]) -> Iterator[ConfigError]:
             "roles are given models of their own, and a run trains one policy, which plays all roles",
             where="task.agent_args.roles",
             fix="name them only, roles=[a, b]: they share the policy, and groups compare each role with "
-            "itself. A role that doesn't learn is a server of its own, `realsys serve MODEL`, whose address "
-            "the agent is given; to train two in turn, launch a run for each, against the other's server",
+            "itself. A role that doesn't learn is a server of its own, `realsys serve MODEL`, whose "
+            "address the agent is given; to train two in turn, launch a run for each against the other's",
         )
 
 
