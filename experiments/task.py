@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import abc
 import inspect
+import logging
 import random
 import re
+import time
 import traceback
 import zlib
 from collections.abc import Iterator, Mapping
@@ -57,6 +59,9 @@ from realsys.data.sources.dataset_arguments import DROP, REFUSE, MathRecordsArgu
 from realsys.data.sources.dataset_arguments import Columns as Columns
 
 T = TypeVar("T", bound="type[Task]")
+logger = logging.getLogger(__name__)
+
+TOLD_EVERY_S = 10.0  # while questions are made
 TEST_PERCENT = 10  # of a generated task's questions, by what they say
 MOST_DRAWS = 1000  # for one question of a split
 SINGLE_STEP = "math_single_step"
@@ -575,13 +580,23 @@ class GeneratedTask(Task):
 
     def records(self, split: str, seed: int) -> list[dict[str, Any]]:
         """Makes the questions of a split; what a question says decides its split, so none is in both.
+        Where that takes long, the log tells how many are made.
 
         Raises:
             DataError: ``question`` makes hardly any for this split.
         """
         rng = random.Random(f"{seed}/{split}")
         size = self.eval_size if split == "test" else self.train_size
-        return [self._record(split, rng) for _ in range(size)]
+        made: list[dict[str, Any]] = []
+        began_s = told_s = time.monotonic()
+        while len(made) < size:
+            made.append(self._record(split, rng))
+            if (now_s := time.monotonic()) - told_s > TOLD_EVERY_S:
+                left_s = (now_s - began_s) / len(made) * (size - len(made))
+                text = "questions made=%d of=%d left_s=%.0f; task.train_size makes fewer"
+                logger.info(text, len(made), size, left_s)
+                told_s = now_s
+        return made
 
     def _record(self, split: str, rng: random.Random) -> dict[str, Any]:
         for _ in range(MOST_DRAWS):

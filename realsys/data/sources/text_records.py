@@ -248,7 +248,9 @@ def json_record(line: bytes, where: str) -> dict[str, Any]:
         fix = "write one object a line" + _OF_LIST * whole
         raise DataError(f"not JSON: {error}", where=where, fix=fix) from error
     if not isinstance(record, dict):
-        fix = "write one object a line" + _OF_LIST * (isinstance(record, list) and where.endswith(":1"))
+        fix = "write one object a line" + _OF_LIST * (
+            isinstance(record, list) and where.endswith(":1")
+        )
         raise DataError(f"a {type(record).__name__}, not an object", where=where, fix=fix)
     return record
 

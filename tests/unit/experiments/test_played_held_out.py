@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from dataclasses import dataclass
@@ -126,6 +127,17 @@ class Unscored(GeneratedTask):
     def question(self, rng: random.Random) -> dict[str, Any]:
         number = rng.randrange(1000)
         return {"prompt": f"guess {number}", "answer": str(number)}
+
+
+def test_the_log_tells_how_many_questions_are_made_where_that_takes_long(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A question in four seconds: said every twelve."""
+    clock = itertools.count(0.0, 4.0)
+    monkeypatch.setattr("experiments.task.time.monotonic", lambda: next(clock))
+    with caplog.at_level("INFO", logger="experiments.task"):
+        assert len(Unscored(train_size=7).records("train", seed=1)) == 7
+    assert [record.args for record in caplog.records] == [(3, 7, 16.0), (6, 7, 4.0)]
 
 
 def test_a_run_without_a_rule_has_none_anywhere(mine: Path) -> None:
