@@ -19,6 +19,7 @@ from realsys.api.errors import ConfigError, DataError, did_you_mean
 from realsys.api.model import DatasetAbstraction
 from realsys.api.options import option
 from realsys.api.worker_configs import CurriculumControl
+from realsys.data.sources.dataset_arguments import GOES_ON
 from realsys.data.sources.record_parts import items_of_epoch
 
 _OF_SOURCES = ("eval_size", "max_prompt_len", "long_prompts", "reward", "reward_args")
@@ -142,7 +143,7 @@ class Mixture(Task):
         if self.rules_look_at_question:
             sources = {name: {**of, WITH_QUESTION: True} for name, of in args["sources"].items()}
             args = {**args, "sources": sources}
-        return DatasetAbstraction("mixture", {**args, "of": "math_prompts", "split": split})
+        return self._data_set({**args, "of": "math_prompts", "split": split})
 
     def answers(self, split: str, *, max_answer_len: int) -> DatasetAbstraction:
         """Questions with their worked answers, for fine-tuning."""
@@ -151,9 +152,12 @@ class Mixture(Task):
             name: {**given, "max_answer_len": max_answer_len}
             for name, given in args["sources"].items()
         }
-        return DatasetAbstraction(
-            "mixture", {**args, "sources": sources, "of": "math_sft", "split": split}
-        )
+        return self._data_set({**args, "sources": sources, "of": "math_sft", "split": split})
+
+    def _data_set(self, args: Mapping[str, Any]) -> DatasetAbstraction:
+        """The data set; where records come several times an epoch, it goes on where the last one ended."""
+        repeats = args["split"] == "train" and (args["weights"] or args["temperature"] != 1.0)
+        return DatasetAbstraction("mixture", {**args, **({GOES_ON: True} if repeats else {})})
 
     def problems(self, *, batch_size: int, tokenizer_dir: str | None) -> Iterator[ConfigError]:
         """Yields what is wrong with the mixture, and with each source."""

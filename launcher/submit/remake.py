@@ -41,6 +41,7 @@ from realsys.api.plan import LaunchPlan
 from realsys.config.option_tree import value_at
 from realsys.config.overrides import apply_overrides, read_settings
 from realsys.config.settings import UserSetting
+from realsys.data.sources.dataset_arguments import GOES_ON
 from realsys.trial.records import TrialFiles, TrialRecord
 from realsys.trial.snapshot import code_that_made
 from realsys.worker.machine_gpus import machine_gpus
@@ -183,10 +184,17 @@ class _PlanMaker:
                 products={p.name: Path(p.publish).name for p in plan.phases if p.publish},
                 fits_memory=now,
             )
-        if _has(self._raw, WITH_QUESTION):
-            return made
-        # The rules of a trial that began without the question's text go on without it.
-        return from_plain(LaunchPlan, _without(to_plain(made, seen={}), WITH_QUESTION, {}), seen={})
+        # The rules of a trial that began without the question's text go on without it, and a mixture that
+        # began each epoch with the same records goes on so.
+        plain = to_plain(made, seen={})
+        lacking = [
+            name
+            for name in (WITH_QUESTION, GOES_ON)
+            if _has(plain, name) and not _has(self._raw, name)
+        ]
+        for name in lacking:
+            plain = _without(plain, name, {})
+        return from_plain(LaunchPlan, plain, seen={}) if lacking else made
 
     def former(self) -> LaunchPlan:
         """Makes the present plan with this code.

@@ -251,12 +251,19 @@ class GroupRunner:
             )
         batch = self.dataset.batch([ticket.index], [ticket.id])
         metadata = {name: values[0] for name, values in batch.meta.metadata.items()}
-        read = getattr(self.dataset, "record", None)
-        own = read(ticket.index) if read is not None else {}
+        own = self._record(ticket)
         # A column of the user's may be called like the question's text.
         more = {ASKED if name == QUESTION_TEXT else name: x for name, x in metadata.items()}
         record = {**own, **more}
         return batch.data[PROMPTS].tolist(), record, metadata
+
+    def _record(self, ticket: Ticket) -> Mapping[str, Any]:
+        """Returns the data set's record; of a mixture that of the ticket's epoch."""
+        if (read_of := getattr(self.dataset, "record_of", None)) is not None:
+            of_epoch: Mapping[str, Any] = read_of(ticket.index, ticket.id)
+            return of_epoch
+        read = getattr(self.dataset, "record", None)
+        return read(ticket.index) if read is not None else {}
 
     async def _episode(
         self,

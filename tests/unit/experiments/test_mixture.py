@@ -30,6 +30,7 @@ from realsys.api.worker_configs import CurriculumControl
 from realsys.config.overrides import apply_settings
 from realsys.data.record_bytes import records_of
 from realsys.data.sources.arithmetic_problems import arithmetic_word_problems
+from realsys.data.sources.dataset_arguments import GOES_ON
 from realsys.data.sources.record_parts import index_of, items_of_epoch, place
 from realsys.models.from_scratch.tiny_llama import train_tokenizer
 from realsys.rewards.rule import made_rule, rule_of
@@ -90,6 +91,19 @@ def test_all_sources_tell_what_they_ask_where_the_rules_of_one_look_at_it(
     )
     learnt = mixture(file).answers("train", max_answer_len=9)
     assert WITH_QUESTION not in json.dumps(to_plain(learnt)), "the key of a product stays as it is"
+
+
+@pytest.mark.parametrize(
+    ("changes", "goes_on"),
+    [({}, False), ({"weights": {"sums": 2.0}}, True), ({"temperature": 2.0}, True)],
+)
+def test_where_records_repeat_epochs_go_on(
+    file: str, changes: dict[str, Any], goes_on: bool
+) -> None:
+    made = mixture(file, **changes)
+    assert (GOES_ON in made.prompts("train").args) == goes_on
+    assert (GOES_ON in made.answers("train", max_answer_len=9).args) == goes_on
+    assert GOES_ON not in made.prompts("test").args
 
 
 # ---- order ---------------------------------------------------------------------------------------
