@@ -79,7 +79,7 @@ from experiments.tasks.benchmarks import (
     benchmark_warnings,
     benchmarks_of,
     can_be_asked,
-    held_out_remarks,
+    held_out_warnings,
 )
 from experiments.training_run import TrainingRun
 from realsys.api.data import MicroBatchSpec
@@ -395,7 +395,7 @@ class RLExperiment(TrainingRun):
             self.actor.path, prompt=self.task.longest_prompt, answers=self.gen.max_new_tokens
         )
         if self.schedule.trains:
-            yield from held_out_remarks(self.task, auto_eval=self.auto_eval)
+            yield from held_out_warnings(self.task, auto_eval=self.auto_eval)
         yield from benchmark_warnings(
             self.benchmarks, model=self.actor.path, answers=self.gen.max_new_tokens
         )

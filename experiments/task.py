@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import abc
 import inspect
-import logging
 import random
 import re
 import time
@@ -59,9 +58,7 @@ from realsys.data.sources.dataset_arguments import DROP, REFUSE, MathRecordsArgu
 from realsys.data.sources.dataset_arguments import Columns as Columns
 
 T = TypeVar("T", bound="type[Task]")
-logger = logging.getLogger(__name__)
-
-TOLD_EVERY_S = 10.0  # while questions are made
+LOG_EVERY_S = 10.0  # while questions are made
 TEST_PERCENT = 10  # of a generated task's questions, by what they say
 MOST_DRAWS = 1000  # for one question of a split
 SINGLE_STEP = "math_single_step"
@@ -588,14 +585,13 @@ class GeneratedTask(Task):
         rng = random.Random(f"{seed}/{split}")
         size = self.eval_size if split == "test" else self.train_size
         made: list[dict[str, Any]] = []
-        began_s = told_s = time.monotonic()
+        began_s = logged_s = time.monotonic()
         while len(made) < size:
             made.append(self._record(split, rng))
-            if (now_s := time.monotonic()) - told_s > TOLD_EVERY_S:
+            if (now_s := time.monotonic()) - logged_s > LOG_EVERY_S:
                 left_s = (now_s - began_s) / len(made) * (size - len(made))
-                text = "questions made=%d of=%d left_s=%.0f; task.train_size makes fewer"
-                logger.info(text, len(made), size, left_s)
-                told_s = now_s
+                _log_progress(len(made), size, left_s)
+                logged_s = now_s
         return made
 
     def _record(self, split: str, rng: random.Random) -> dict[str, Any]:
@@ -638,6 +634,13 @@ class GeneratedTask(Task):
             yield from trial_problems(
                 self.rule, self.reward_args.get(self.rule, {}), right_answer(record), where=where
             )
+
+
+def _log_progress(count: int, size: int, left_s: float) -> None:
+    import logging  # plans do without
+
+    text = "questions made=%d of=%d left_s=%.0f; task.train_size makes fewer"
+    logging.getLogger(__name__).info(text, count, size, left_s)
 
 
 def _raised(kind: str, what: str, error: Exception) -> ConfigError:

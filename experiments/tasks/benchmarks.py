@@ -54,7 +54,7 @@ def can_be_asked(task: Task) -> bool:
     return task.num_held_out > 0 and task.agent != FROM_OUTSIDE
 
 
-def held_out_remarks(task: Task, *, auto_eval: bool) -> Iterator[str]:
+def held_out_warnings(task: Task, *, auto_eval: bool) -> Iterator[str]:
     """Reports held-out questions that nobody asks while the policy is trained."""
     if not task.num_held_out or not task.is_played:
         return

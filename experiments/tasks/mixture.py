@@ -14,12 +14,11 @@ from typing import Any, ClassVar
 
 from experiments.parts.held_out_records import ReadQuestions
 from experiments.task import Task, at_setting
-from realsys.api.basics.reward import BY_SOURCE, WITH_QUESTION
+from realsys.api.basics.reward import BY_SOURCE, GOES_ON, WITH_QUESTION
 from realsys.api.errors import ConfigError, DataError, did_you_mean
 from realsys.api.model import DatasetAbstraction
 from realsys.api.options import option
 from realsys.api.worker_configs import CurriculumControl
-from realsys.data.sources.dataset_arguments import GOES_ON
 from realsys.data.sources.record_parts import items_of_epoch
 
 _OF_SOURCES = ("eval_size", "max_prompt_len", "long_prompts", "reward", "reward_args")

@@ -34,14 +34,13 @@ from launcher.trials.changed_settings import (
     relevant_differences,
 )
 from launcher.trials.launch_folder import in_launch_folder
-from realsys.api.basics.reward import WITH_QUESTION
+from realsys.api.basics.reward import GOES_ON, WITH_QUESTION
 from realsys.api.errors import ConfigError, collected, flat, raise_all
 from realsys.api.plain import from_plain, to_plain
 from realsys.api.plan import LaunchPlan
 from realsys.config.option_tree import value_at
 from realsys.config.overrides import apply_overrides, read_settings
 from realsys.config.settings import UserSetting
-from realsys.data.sources.dataset_arguments import GOES_ON
 from realsys.trial.records import TrialFiles, TrialRecord
 from realsys.trial.snapshot import code_that_made
 from realsys.worker.machine_gpus import machine_gpus

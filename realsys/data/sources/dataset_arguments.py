@@ -12,7 +12,6 @@ from typing import Any, Literal
 from realsys.api.options import option
 
 REFUSE, DROP = "refuse", "drop"  # what becomes of prompts that are too long
-GOES_ON = "goes_on"  # argument of mixtures, which older revisions' plans lack
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,14 @@ from experiments.task import FileTask, MathTask, Task
 from experiments.tasks.mixture import Mixture
 from realsys.api import registry
 from realsys.api.basics import plugin_table
-from realsys.api.basics.reward import BY_SOURCE, QUESTION_TEXT, WITH_QUESTION, Completion, Score
+from realsys.api.basics.reward import (
+    BY_SOURCE,
+    GOES_ON,
+    QUESTION_TEXT,
+    WITH_QUESTION,
+    Completion,
+    Score,
+)
 from realsys.api.errors import DataError, RewardError
 from realsys.api.options import ModelOptions
 from realsys.api.plain import from_plain, to_plain
@@ -30,7 +37,6 @@ from realsys.api.worker_configs import CurriculumControl
 from realsys.config.overrides import apply_settings
 from realsys.data.record_bytes import records_of
 from realsys.data.sources.arithmetic_problems import arithmetic_word_problems
-from realsys.data.sources.dataset_arguments import GOES_ON
 from realsys.data.sources.record_parts import index_of, items_of_epoch, place
 from realsys.models.from_scratch.tiny_llama import train_tokenizer
 from realsys.rewards.rule import made_rule, rule_of
