@@ -74,7 +74,13 @@ from experiments.run_checks import idle_problems, missing_critic, start_problems
 from experiments.schedule import Replay, Schedule, Sync
 from experiments.sft import SFTExperiment
 from experiments.task import MathTask, Task
-from experiments.tasks.benchmarks import benchmark_problems, benchmark_warnings, benchmarks_of
+from experiments.tasks.benchmarks import (
+    benchmark_problems,
+    benchmark_warnings,
+    benchmarks_of,
+    can_be_asked,
+    held_out_warnings,
+)
 from experiments.training_run import TrainingRun
 from realsys.api.data import MicroBatchSpec
 from realsys.api.dataflow import MFCDef
@@ -228,7 +234,8 @@ class RLExperiment(TrainingRun):
 
     @property
     def _trainer_evaluates(self) -> bool:
-        return self.task.num_held_out > 0 and self.task.scores_answers
+        """Whether the trainer asks held-out questions: it can't have an agent play them."""
+        return self.task.num_held_out > 0 and not self.task.is_played
 
     def _reader_problems(self) -> Iterator[ConfigError]:
         """Yields a reference or a critic of its own that can't read what the actor writes."""
@@ -265,6 +272,12 @@ class RLExperiment(TrainingRun):
                 where="reward_workers",
                 fix="leave it out",
             )
+        if self.reward_workers and not self.task.rule:
+            yield ConfigError(
+                f"{self.reward_workers} reward workers would have no rule to score by",
+                where="reward_workers and task.reward",
+                fix="leave it out, or name a rule",
+            )
         if self.task.curriculum_control is not None and not self.schedule.trains:
             yield ConfigError(
                 f"nothing trains with schedule={self.schedule.kind}, so a curriculum would follow a policy "
@@ -279,7 +292,7 @@ class RLExperiment(TrainingRun):
                 fix="leave auto_eval out, or use schedule=async",
             )
         elif self.auto_eval:
-            asked = [*([HELD_OUT] if self.task.num_held_out else []), *self.benchmarks]
+            asked = [*([HELD_OUT] if can_be_asked(self.task) else []), *self.benchmarks]
             yield from self.evaluator.problems(self.exp_ctrl, asked=asked)
         elif self.benchmarks:
             yield ConfigError(
@@ -302,7 +315,7 @@ class RLExperiment(TrainingRun):
         )
         if (evaluated := self._allocated.calls.get(self._sampled_by)) is not None:
             yield from held_out_problems(
-                self.task.num_held_out,
+                self.task.num_held_out if self._trainer_evaluates else 0,
                 evaluated.topology.data,
                 where="placement.allocation" if by_allocation else "actor.parallel",
             )
@@ -381,6 +394,8 @@ class RLExperiment(TrainingRun):
         yield from position_remarks(
             self.actor.path, prompt=self.task.longest_prompt, answers=self.gen.max_new_tokens
         )
+        if self.schedule.trains:
+            yield from held_out_warnings(self.task, auto_eval=self.auto_eval)
         yield from benchmark_warnings(
             self.benchmarks, model=self.actor.path, answers=self.gen.max_new_tokens
         )

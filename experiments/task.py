@@ -11,6 +11,7 @@ import abc
 import inspect
 import random
 import re
+import time
 import traceback
 import zlib
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,7 @@ from experiments.parts.agent_files import (
     agent_file_problems,
     located_agent_args,
     located_env_args,
+    role_problems,
 )
 from experiments.parts.chosen_settings import MeasuredQuestions
 from experiments.parts.conversation_files import conversation_problems, conversation_warnings
@@ -56,6 +58,7 @@ from realsys.data.sources.dataset_arguments import DROP, REFUSE, MathRecordsArgu
 from realsys.data.sources.dataset_arguments import Columns as Columns
 
 T = TypeVar("T", bound="type[Task]")
+LOG_EVERY_S = 10.0  # while questions are made
 TEST_PERCENT = 10  # of a generated task's questions, by what they say
 MOST_DRAWS = 1000  # for one question of a split
 SINGLE_STEP = "math_single_step"
@@ -63,6 +66,10 @@ PLAIN_ENVIRONMENT = "math_verify"
 FROM_OUTSIDE = "external"  # an agent whose clients start their episodes themselves
 # Each plays one kind of task.
 OWN_AGENTS = {"harbor": "harbor", "harbor_command": "harbor", "verifiers": "verifiers"}
+# Built-in agents whose episodes have no reward but their environment's, and environments that have none but
+# the rule's. All others may have one of their own.
+SCORED_BY_ENVIRONMENT = (SINGLE_STEP, "math_multi_turn", "tool_use", "chat")
+SCORING_BY_RULE = (PLAIN_ENVIRONMENT, "calculator", "mcp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,9 +149,9 @@ class Task(Choice, abc.ABC):
         return self.reward or self.kind
 
     @property
-    def scores_answers(self) -> bool:
-        """Whether the rule scores an answer without agent and environment, as the trainer asks for it."""
-        return True
+    def needs_rule(self) -> bool:
+        """Whether nothing but a rule gives episodes a reward; an agent of one's own may return it."""
+        return self.agent in SCORED_BY_ENVIRONMENT and self.env in SCORING_BY_RULE
 
     @property
     def reward_rule(self) -> dict[str, Any]:
@@ -231,6 +238,7 @@ class Task(Choice, abc.ABC):
             if problem := registry.check(kind, name, where=where):
                 yield problem
         yield from agent_file_problems(self.agent, self.agent_args)
+        yield from role_problems(self.agent_args)
         if OWN_AGENTS.get(self.agent, self.kind) != self.kind:
             yield ConfigError(
                 f"agent {self.agent!r} plays tasks of its own kind only, and this one is {self.kind!r}",
@@ -239,12 +247,13 @@ class Task(Choice, abc.ABC):
             )
 
     def reward_problems(self) -> Iterator[ConfigError]:
-        """Yields that no rule is named, which fine-tuning does without."""
-        if not self.rule:
+        """Yields that no rule is named, which fine-tuning does without, and an agent that rewards."""
+        if not self.rule and self.needs_rule:
             yield ConfigError(
                 f"task {self.kind} has no rule that scores an answer",
                 where="task.reward",
-                fix="name a registered one, e.g. task.reward=math_verify; docs/your_data.md shows your own",
+                fix="name a registered one, e.g. task.reward=math_verify (docs/your_data.md shows yours); "
+                "an agent that returns its reward needs none: task.agent=python",
             )
 
     def answer_problems(self) -> Iterator[ConfigError]:
@@ -550,6 +559,13 @@ class GeneratedTask(Task):
         """Questions of an epoch."""
         return self.train_size
 
+    @property
+    def rule(self) -> str:
+        """The registered reward rule; empty: none is named, and the class has no ``score``."""
+        rule = super().rule
+        is_own = rule == self.kind and self.reward is None
+        return "" if is_own and registry.check("reward", rule, where="") else rule
+
     def data_args(self) -> dict[str, Any]:
         """The task itself, from which a worker makes its questions."""
         args = {"task": to_plain(self), "max_prompt_len": self.max_prompt_len}
@@ -562,13 +578,22 @@ class GeneratedTask(Task):
 
     def records(self, split: str, seed: int) -> list[dict[str, Any]]:
         """Makes the questions of a split; what a question says decides its split, so none is in both.
+        Where that takes long, the log tells how many are made.
 
         Raises:
             DataError: ``question`` makes hardly any for this split.
         """
         rng = random.Random(f"{seed}/{split}")
         size = self.eval_size if split == "test" else self.train_size
-        return [self._record(split, rng) for _ in range(size)]
+        made: list[dict[str, Any]] = []
+        began_s = logged_s = time.monotonic()
+        while len(made) < size:
+            made.append(self._record(split, rng))
+            if (now_s := time.monotonic()) - logged_s > LOG_EVERY_S:
+                left_s = (now_s - began_s) / len(made) * (size - len(made))
+                _log_progress(len(made), size, left_s)
+                logged_s = now_s
+        return made
 
     def _record(self, split: str, rng: random.Random) -> dict[str, Any]:
         for _ in range(MOST_DRAWS):
@@ -610,6 +635,13 @@ class GeneratedTask(Task):
             yield from trial_problems(
                 self.rule, self.reward_args.get(self.rule, {}), right_answer(record), where=where
             )
+
+
+def _log_progress(count: int, size: int, left_s: float) -> None:
+    import logging  # plans do without
+
+    text = "questions made=%d of=%d left_s=%.0f; task.train_size makes fewer"
+    logging.getLogger(__name__).info(text, count, size, left_s)
 
 
 def _raised(kind: str, what: str, error: Exception) -> ConfigError:

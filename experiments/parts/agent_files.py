@@ -86,6 +86,22 @@ def agent_file_problems(agent: str, args: Mapping[str, Any]) -> Iterator[ConfigE
                 )
 
 
+def role_problems(args: Mapping[str, Any]) -> Iterator[ConfigError]:
+    """Yields roles that are given models, or settings, of their own: a run trains one policy."""
+    roles = args.get("roles")
+    own = isinstance(roles, Mapping) or (
+        isinstance(roles, list | tuple) and any(isinstance(role, Mapping) for role in roles)
+    )
+    if own:
+        yield ConfigError(
+            "roles are given models of their own, and a run trains one policy, which plays all roles",
+            where="task.agent_args.roles",
+            fix="name them only, roles=[a, b]: they share the policy, and groups compare each role with "
+            "itself. A role that doesn't learn is a server of its own, `realsys serve MODEL`, whose "
+            "address the agent is given; to train two in turn, launch a run for each against the other's",
+        )
+
+
 def _function_problems(place: str, name: str) -> Iterator[ConfigError]:
     """Yields that a file can't be read as Python, or names nothing so. It is not run."""
     try:

@@ -57,5 +57,6 @@ class EvaluationOptions:
             yield ConfigError(
                 "auto_eval has no held-out questions",
                 where="auto_eval and task.eval_size",
-                fix="set task.eval_size to 1 or more, name benchmarks, or leave auto_eval out",
+                fix="set task.eval_size to 1 or more, name benchmarks, or leave auto_eval out; clients of "
+                "agent external can't be evaluated",
             )

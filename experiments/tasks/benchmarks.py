@@ -18,7 +18,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 # Figures of the task's own questions, also as ``accuracy/<source>`` and ``agent/<name>``.
 _TAKEN = (
     *(HELD_OUT, "accuracy", "mean_reward", "num_problems", "num_unscored", "response_length"),
-    *("truncated", "agent", "reward"),
+    *("success", "truncated", "agent", "reward"),
 )
 
 
@@ -35,19 +35,41 @@ def benchmarks_of(
         environment_s: most time of a call of an environment; None: the usual one.
     """
     limits = {} if environment_s is None else {"rollout_request_timeout": environment_s}
-    asked = {HELD_OUT: task} if task.num_held_out else {}
+    asked = {HELD_OUT: task} if can_be_asked(task) else {}
     asked |= {name: other.as_benchmark() for name, other in others.items()}
     return {
         name: Benchmark(
             dataset=one.prompts("test"),
             n=options.n_of.get(name, options.n),
-            player=one.player("test", **limits)
-            if one.is_played and one.agent != FROM_OUTSIDE
-            else None,
+            player=one.player("test", **limits) if one.is_played else None,
             **one.reward_rule,
         )
         for name, one in asked.items()
     }
+
+
+def can_be_asked(task: Task) -> bool:
+    """Whether an evaluation can ask the task's held-out questions: there are some, and no clients from
+    outside would have to play them."""
+    return task.num_held_out > 0 and task.agent != FROM_OUTSIDE
+
+
+def held_out_warnings(task: Task, *, auto_eval: bool) -> Iterator[str]:
+    """Reports held-out questions that nobody asks while the policy is trained."""
+    if not task.num_held_out or not task.is_played:
+        return
+    if not can_be_asked(task):
+        yield (
+            f"the {task.num_held_out:,} held-out questions are not asked, and there is no held-out score: "
+            f"the clients of agent {FROM_OUTSIDE!r} start their episodes themselves"
+        )
+    elif not auto_eval:
+        player = f"agent {task.agent!r} in environment {task.env!r}"
+        yield (
+            f"the {task.num_held_out:,} held-out questions are not asked during training: {player} plays "
+            "them, and the trainer can't have it do so. auto_eval=true exp_ctrl.save_freq_steps=20 has "
+            "every saved checkpoint play them, `realsys eval TRIAL` the last one"
+        )
 
 
 def benchmark_problems(

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from experiments.parts.held_out_records import ReadQuestions
 from experiments.task import Task, at_setting
-from realsys.api.basics.reward import BY_SOURCE, WITH_QUESTION
+from realsys.api.basics.reward import BY_SOURCE, GOES_ON, WITH_QUESTION
 from realsys.api.errors import ConfigError, DataError, did_you_mean
 from realsys.api.model import DatasetAbstraction
 from realsys.api.options import option
@@ -59,12 +59,14 @@ class Mixture(Task):
 
     @property
     def rule(self) -> str:
-        """No expression: each source has its own."""
-        return BY_SOURCE
+        """No expression: each source has its own; empty: none has one."""
+        return BY_SOURCE if any(source.rule for source in self.sources.values()) else ""
 
     @property
     def reward_rule(self) -> dict[str, Any]:
         """The rules of all sources."""
+        if not self.rule:
+            return {"reward": ""}
         args = {name: source.reward_rule for name, source in self.sources.items()}
         return {"reward": BY_SOURCE, "reward_args": args}
 
@@ -140,7 +142,7 @@ class Mixture(Task):
         if self.rules_look_at_question:
             sources = {name: {**of, WITH_QUESTION: True} for name, of in args["sources"].items()}
             args = {**args, "sources": sources}
-        return DatasetAbstraction("mixture", {**args, "of": "math_prompts", "split": split})
+        return self._data_set({**args, "of": "math_prompts", "split": split})
 
     def answers(self, split: str, *, max_answer_len: int) -> DatasetAbstraction:
         """Questions with their worked answers, for fine-tuning."""
@@ -149,9 +151,12 @@ class Mixture(Task):
             name: {**given, "max_answer_len": max_answer_len}
             for name, given in args["sources"].items()
         }
-        return DatasetAbstraction(
-            "mixture", {**args, "sources": sources, "of": "math_sft", "split": split}
-        )
+        return self._data_set({**args, "sources": sources, "of": "math_sft", "split": split})
+
+    def _data_set(self, args: Mapping[str, Any]) -> DatasetAbstraction:
+        """The data set; where records come several times an epoch, it goes on where the last one ended."""
+        repeats = args["split"] == "train" and (args["weights"] or args["temperature"] != 1.0)
+        return DatasetAbstraction("mixture", {**args, **({GOES_ON: True} if repeats else {})})
 
     def problems(self, *, batch_size: int, tokenizer_dir: str | None) -> Iterator[ConfigError]:
         """Yields what is wrong with the mixture, and with each source."""
@@ -228,7 +233,9 @@ class Mixture(Task):
             )
 
     def reward_problems(self) -> Iterator[ConfigError]:
-        """Yields sources without a rule."""
+        """Yields sources without a rule, unless no source has one and the agent rewards."""
+        if not self.rule and not self.needs_rule:
+            return
         for name, source in self.sources.items():
             yield from (
                 at_setting(p, source, f"task.sources.{name}") for p in source.reward_problems()

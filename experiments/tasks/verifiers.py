@@ -21,9 +21,7 @@ class VerifiersTask(FileTask):
     own_agents = ("verifiers",)
 
     path: str | None = option(None, "records of the environment, as export_verifiers writes them")
-    eval_size: int = option(
-        0, "held-out records; auto_eval and eval play them, the trainer needs a rule for them", ge=0
-    )
+    eval_size: int = option(0, "held-out records; auto_eval and eval play them", ge=0)
     max_prompt_len: int = option(
         4096, "longest question of a record; see long_prompts", unit="tokens", ge=1
     )
@@ -31,15 +29,10 @@ class VerifiersTask(FileTask):
 
     @property
     def rule(self) -> str:
-        """The registered rule for the trainer's evaluation; episodes are rewarded by their environment."""
+        """The registered rule; episodes are rewarded by their environment."""
         return self.reward or self.kind
 
     @property
     def needs_answer(self) -> bool:
         """Whether a rule is named that compares with the answer."""
         return self.reward is not None and super().needs_answer
-
-    @property
-    def scores_answers(self) -> bool:
-        """Whether a rule is named: without one the environment alone scores."""
-        return self.reward is not None

@@ -99,9 +99,10 @@ def evaluation_text(metrics: Mapping[str, Any]) -> str:
     figures = {k.removeprefix(prefix): v for k, v in metrics.items() if k.startswith(prefix)}
     step = figures.pop("step", None)
     error = figures.pop("error", "")
-    others = [k.removesuffix("/accuracy") for k in figures if k.endswith("/accuracy")]
+    of_others = {k: v for k, v in figures.items() if k.endswith(("/accuracy", "/success"))}
+    others = [k.rpartition("/")[0] for k in of_others]
     own = {k: v for k, v in figures.items() if k.partition("/")[0] not in others}
-    shown = own | {k: v for k, v in figures.items() if k.endswith("/accuracy")}
+    shown = own | of_others
     failed = f"   failed: {error}" if error else ""
     return f"step {step}: {headline(shown)}{failed}" if shown else ""
 

@@ -20,7 +20,7 @@ from realsys.api.options import ModelOptions
 from realsys.api.plan import LaunchPlan
 from realsys.config.option_tree import with_value
 from realsys.planner.memory.memory_messages import ADVICE, advice, largest, size
-from realsys.planner.memory.memory_of_workers import step_sizes
+from realsys.planner.memory.memory_of_workers import longest_episode, model_shapes, step_sizes
 
 Overcommitted = Callable[[Any], float]
 _TENSOR = (2, 4, 8)  # tensor-parallel degrees of a frozen role, within a node
@@ -106,7 +106,7 @@ def candidates(experiment: Any, config: ExperimentConfig) -> Iterator[Candidate]
     for path, role in train:
         if not role.recompute:
             yield (SettingChange(f"{path}.recompute", True),)
-    one_answer = -(-step_sizes(config).length // _ROUND) * _ROUND
+    one_answer = -(-step_sizes(config, model_shapes(config)).length // _ROUND) * _ROUND
     for path, role in roles:
         if role.max_tokens_per_mb is None or role.max_tokens_per_mb > one_answer:
             yield (SettingChange(f"{path}.max_tokens_per_mb", one_answer),)
@@ -211,9 +211,10 @@ def memory_fix(
             return math.inf
 
     config = plan.phases[-1].config
+    fewer = _shorter_episodes(config)
     found = changes_that_fit(experiment, config, over)
     if found.excess <= 0:
-        return f"{found.words()}  (verified: everything fits)"
+        return f"{found.words()}  (verified: everything fits){fewer}"
     if not found.changes:
         return ""
     left = memory_with(_with(experiment, [found.changes]))
@@ -226,5 +227,14 @@ def memory_fix(
     helps = ADVICE["whole copy"] if whole else advice(largest(fullest.memory, peak)[:2])
     return (
         f"{helps}. No settings were found with which it fits: with {found.words()} it still exceeds the "
-        f"GPU by {size(found.excess)}"
+        f"GPU by {size(found.excess)}{fewer}"
     )
+
+
+def _shorter_episodes(config: ExperimentConfig) -> str:
+    """Returns how to declare that an agent's episodes are shorter than they are counted; empty: they have
+    one answer."""
+    episode = longest_episode(config, model_shapes(config))
+    if episode is None or not episode[1]:
+        return ""
+    return f"; episodes are counted with {episode[0]:,} tokens, {episode[1]}=N allows fewer"

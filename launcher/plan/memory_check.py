@@ -26,6 +26,8 @@ from realsys.planner.memory.host_memory import (
 from realsys.planner.memory.memory_messages import GiB, MiB, advice, largest, size
 from realsys.planner.memory.memory_of_workers import (
     WorkerMemory,
+    held_models,
+    longest_episode,
     memory_of_experiment,
     memory_unknown,
     model_shapes,
@@ -254,6 +256,24 @@ def memory_problems(
                 )
 
 
+def _episode_warnings(plan: LaunchPlan) -> Iterator[str]:
+    """Warns of roles on GPUs that compute a whole batch of an agent's episodes at once."""
+    for phase, made in _with_prepared_shapes(plan):
+        shapes = model_shapes(phase.config, made)
+        episode = longest_episode(phase.config, shapes)
+        if episode is None or not scheduling_of(phase).gpu:
+            continue
+        held = held_models(phase.config, shapes)
+        if unbounded := [role for role, model in held.items() if model.max_tokens_per_mb is None]:
+            agent = phase.config.rollout_worker[0].agent
+            settings = " ".join(f"{role}.max_tokens_per_mb={episode[0]}" for role in unbounded)
+            yield (
+                f"phase {phase.name}: an episode of agent {agent!r} may have {episode[0]:,} tokens, and "
+                f"{', '.join(unbounded)} would compute all episodes of a step at once; {settings} computes "
+                "one at a time, or several short ones"
+            )
+
+
 def memory_warnings(plan: LaunchPlan, memory: Mapping[str, list[WorkerGroup]]) -> Iterator[str]:
     """Warns of GPUs whose memory is not estimated, of workers that need more host memory than their
     tasks request, and of idle workers.
@@ -271,6 +291,7 @@ def memory_warnings(plan: LaunchPlan, memory: Mapping[str, list[WorkerGroup]]) -
                     f"{', '.join(f'{what} {size(n)}' for what, n in host.items())}; raise "
                     f"scheduling.{server.kind.value}.mem to {host_mib(host)}, or leave it out"
                 )
+    yield from _episode_warnings(plan)
     for phase in plan.phases:
         for group in memory[phase.name]:
             if sum(group.host.values()) > group.host_limit:

@@ -34,7 +34,7 @@ from launcher.trials.changed_settings import (
     relevant_differences,
 )
 from launcher.trials.launch_folder import in_launch_folder
-from realsys.api.basics.reward import WITH_QUESTION
+from realsys.api.basics.reward import GOES_ON, WITH_QUESTION
 from realsys.api.errors import ConfigError, collected, flat, raise_all
 from realsys.api.plain import from_plain, to_plain
 from realsys.api.plan import LaunchPlan
@@ -183,10 +183,17 @@ class _PlanMaker:
                 products={p.name: Path(p.publish).name for p in plan.phases if p.publish},
                 fits_memory=now,
             )
-        if _has(self._raw, WITH_QUESTION):
-            return made
-        # The rules of a trial that began without the question's text go on without it.
-        return from_plain(LaunchPlan, _without(to_plain(made, seen={}), WITH_QUESTION, {}), seen={})
+        # The rules of a trial that began without the question's text go on without it, and a mixture that
+        # began each epoch with the same records goes on so.
+        plain = to_plain(made, seen={})
+        lacking = [
+            name
+            for name in (WITH_QUESTION, GOES_ON)
+            if _has(plain, name) and not _has(self._raw, name)
+        ]
+        for name in lacking:
+            plain = _without(plain, name, {})
+        return from_plain(LaunchPlan, plain, seen={}) if lacking else made
 
     def former(self) -> LaunchPlan:
         """Makes the present plan with this code.

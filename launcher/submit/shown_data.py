@@ -14,6 +14,7 @@ from typing import Any
 
 from launcher.sites.clusters import find_cluster
 from launcher.submit.planning import chosen_experiment, hub_of, import_all
+from launcher.submit.shown_prompts import AgentPrompts
 from realsys.api import registry
 from realsys.api.errors import ConfigError, DataError, did_you_mean
 from realsys.api.experiment import Experiment, ExperimentConfig
@@ -62,6 +63,7 @@ class ShownData:
         size: number of its records.
         tokenizer: directory of the tokenizer.
         chat_template: the tokenizer's own; None: it has none.
+        prompt: who makes the policy's prompts, and what is shown of them; empty: they are as shown.
     """
 
     type: str
@@ -70,6 +72,7 @@ class ShownData:
     tokenizer: str
     chat_template: str | None
     records: tuple[ShownRecord, ...]
+    prompt: str = ""
 
 
 def shown_data(
@@ -103,19 +106,23 @@ def shown_data(
     for warning in hub.warnings:
         report(f"warning: {warning}")
     chosen, tokenizer_dir = _phase(name, experiment, phase)
-    for problem in missing_packages(_NEEDED, where="realsys data show"):
+    worker = next(iter(chosen.rollout_worker), None)
+    needed = (*_NEEDED, *AgentPrompts.packages(worker))
+    for problem in missing_packages(needed, where="realsys data show"):
         raise problem
     abstraction = _dataset(chosen, split)
     tokenizer = _tokenizer(tokenizer_dir)
     seed = chosen.model_worker[0].base_seed
     dataset = registry.make_dataset(abstraction, tokenizer=tokenizer, seed=seed)
+    prompts = AgentPrompts(worker=worker, tokenizer=tokenizer)
     return ShownData(
         type=abstraction.type_,
         args=abstraction.args,
         size=len(dataset),
         tokenizer=tokenizer_dir,
         chat_template=getattr(tokenizer, "chat_template", None) or None,
-        records=tuple(_records(dataset, tokenizer, min(num, len(dataset)))),
+        records=tuple(_records(dataset, tokenizer, min(num, len(dataset)), prompts)),
+        prompt=prompts.note,
     )
 
 
@@ -182,7 +189,10 @@ def _tokenizer(path: str) -> Any:
     return made.tokenizer
 
 
-def _records(dataset: Any, tokenizer: Any, num: int) -> Iterator[ShownRecord]:
+def _records(
+    dataset: Any, tokenizer: Any, num: int, prompts: AgentPrompts
+) -> Iterator[ShownRecord]:
+    read = getattr(dataset, "record", None)
     where = getattr(getattr(dataset, "records", None), "where", None)
     for index in range(num):
         batch = dataset.batch([index], [f"record-{index}"])
@@ -193,13 +203,17 @@ def _records(dataset: Any, tokenizer: Any, num: int) -> Iterator[ShownRecord]:
                 where=f"data set {type(dataset).__name__}",
                 fix=f"give them {PROMPTS} or {INPUT} to have them shown",
             )
-        tokens = batch.data[key].tolist()
+        tokens, pieces = batch.data[key].tolist(), batch.meta.seqlens[key][0]
+        if key == PROMPTS and prompts.note:
+            values = {name: values[0] for name, values in batch.meta.metadata.items()}
+            tokens = prompts.tokens({**(read(index) if read else {}), **values}, tokens)
+            pieces = [len(tokens)]
         mask = (
             batch.data[PROMPT_MASK].tolist() if PROMPT_MASK in batch.data else [True] * len(tokens)
         )
         answers = batch.meta.metadata.get("answer", ("",))
         marked, parts = iter(zip(tokens, mask, strict=True)), []
-        for length in batch.meta.seqlens[key][0]:
+        for length in pieces:
             grouped = groupby(islice(marked, length), key=lambda pair: bool(pair[1]))
             parts.append(
                 [(tokenizer.decode([t for t, _ in part]), not masked) for masked, part in grouped]

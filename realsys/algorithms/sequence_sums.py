@@ -36,3 +36,16 @@ def to_tokens(
         return per_sequence_B[:, None].expand_as(like)
     repeats = torch.tensor(list(lengths), dtype=torch.int64, device=like.device)
     return per_sequence_B.repeat_interleave(repeats)
+
+
+def longest_runs(mask_N: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+    """int64 ``[B]``: of each packed sequence the longest run of True; 0 where there is none."""
+    at_N = torch.arange(len(mask_N), device=mask_N.device)
+    every_B = torch.arange(len(lengths), device=mask_N.device)
+    place_N = to_tokens(every_B, mask_N, lengths)
+    first_N = torch.cat([mask_N.new_ones(1), place_N[1:] != place_N[:-1]])[: len(mask_N)]
+    # Of a token in a run: how many since the last one that is not, or since the sequence's first.
+    outside_N = torch.where(mask_N, torch.where(first_N, at_N - 1, -1), at_N)
+    run_N = (at_N - outside_N.cummax(0).values).masked_fill(~mask_N, 0)
+    longest_B = run_N.new_zeros(len(lengths))
+    return longest_B.scatter_reduce(0, place_N, run_N, "amax")

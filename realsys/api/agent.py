@@ -9,9 +9,10 @@ An *agent* turns one question into one episode by asking the policy (``Ask``) an
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Protocol
 
 from realsys.api.basics.thoughts import opened_thoughts
@@ -144,6 +145,19 @@ class Trajectory:
     role: str = ""
 
 
+def rewards_of_roles(sequences: Iterable[Trajectory]) -> dict[str, list[float]]:
+    """Returns the rewards of each role's sequences, in order; a role without a name is one, too."""
+    found: dict[str, list[float]] = {}
+    for one in sequences:
+        found.setdefault(one.role, []).append(one.reward)
+    return found
+
+
+def mean_of(rewards: Sequence[float]) -> float:
+    """Returns their mean; of equal ones exactly that."""
+    return rewards[0] if min(rewards) == max(rewards) else fmean(rewards)
+
+
 @dataclass(frozen=True, kw_only=True)
 class AnsweredRequest:
     """A request of an agent behind the endpoint, and the policy's answer to it; for people to read.
@@ -183,6 +197,7 @@ class Episode:
     """What became of an episode: sequences to train on, and its reward.
 
     Attributes:
+        reward: for metrics and filters: the mean of its sequences', unless an agent says otherwise.
         sequences: one, or several where the conversation has branches. Each has a reward of its own,
             which is the episode's unless single answers were rewarded.
         stats: numbers for the metrics, ``rollout/agent/<name>``.

@@ -15,6 +15,8 @@ import torch
 
 from realsys.api.errors import InternalError
 
+ACCURACY = "accuracy"  # share of answers, or episodes, that a rule calls right
+SUCCESS = "success"  # the same where no rule says what is right: reward above 0.5
 RESAMPLES = 10_000
 _AT_ONCE = 1 << 22  # drawn indices
 _Z = 1.959963984540054  # 97.5th percentile of the normal distribution
@@ -54,7 +56,7 @@ class Estimate:
 
 
 def figures_of(
-    results: Sequence[QuestionResult], *, num_answers: int, seed: int
+    results: Sequence[QuestionResult], *, num_answers: int, seed: int, right: str = ACCURACY
 ) -> dict[str, Estimate]:
     """Returns ``accuracy``, ``mean_reward``, ``response_length/mean``, ``truncated``; of several answers a
     question also ``pass@1`` … ``pass@n``; of a mixture also ``accuracy/<source>``; and ``stats``. Those
@@ -62,9 +64,10 @@ def figures_of(
 
     Args:
         num_answers: to each question.
+        right: name of the share of right answers, in place of ``accuracy``.
     """
     results = scored_ones(results)
-    found = {"accuracy": _accuracy(results, num_answers, seed)} if results else {}
+    found = {right: _accuracy(results, num_answers, seed)} if results else {}
     for name, values in (
         ("mean_reward", [_mean(r.rewards) for r in results]),
         ("response_length/mean", [_mean(r.lengths) for r in results if r.lengths]),
@@ -78,7 +81,7 @@ def figures_of(
             found[f"pass@{k}"] = bootstrapped(values, seed=seed)
     for source in sorted({r.source for r in results if r.source}):
         of_source = [r for r in results if r.source == source]
-        found[f"accuracy/{source}"] = _accuracy(of_source, num_answers, seed)
+        found[f"{right}/{source}"] = _accuracy(of_source, num_answers, seed)
     for name in sorted({name for r in results for name in r.stats}):
         found[name] = bootstrapped([r.stats[name] for r in results if name in r.stats], seed=seed)
     return found

@@ -38,7 +38,7 @@ from realsys.evaluator.answer_statistics import (
     scored_ones,
 )
 from realsys.evaluator.evaluation_errors import BenchmarksFailed, LeaveRequested
-from realsys.evaluator.played_questions import Match, play, prepared
+from realsys.evaluator.played_questions import Match, play, prepared, share_of_right
 from realsys.interfaces.answers import answer_lengths
 from realsys.interfaces.completions import NO_EOS
 from realsys.interfaces.math_evaluation import AnswerScorer, evaluate_math
@@ -211,7 +211,8 @@ def _played_figures(
         matches.append(match(n, replace(config.gconfig, greedy=False)))
     policy = load_policy(path, name=config.role, dtype=config.dtype, device=device)
     results, *sampled = play(policy.engine, matches, look=look)
-    estimates = figures_of(results, num_answers=1, seed=config.base_seed)
+    right = share_of_right(player)
+    estimates = figures_of(results, num_answers=1, seed=config.base_seed, right=right)
     found: dict[str, Any] = {name: estimate.value for name, estimate in estimates.items()}
     found["num_problems"] = len(results)
     if num_unscored := sum(not result.rewards for result in results):

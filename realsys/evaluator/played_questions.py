@@ -18,7 +18,7 @@ from realsys.api.agent import AgentHost
 from realsys.api.basics.reward import TASK_SOURCE
 from realsys.api.errors import ConfigError, InternalError, RewardError, RolloutError
 from realsys.api.worker_configs import RolloutWorker
-from realsys.evaluator.answer_statistics import QuestionResult
+from realsys.evaluator.answer_statistics import ACCURACY, SUCCESS, QuestionResult
 from realsys.evaluator.evaluation_errors import one_line
 from realsys.evaluator.local_asks import LocalAsks
 from realsys.generation.http.served_engine import ServedEngine
@@ -36,6 +36,12 @@ HOPELESS = 5  # first questions: if no question has a score when these are over,
 _RIGHT = 0.5  # an episode with more is right, as is an answer that a rule gives more
 _NAME = "evaluation"
 _LOOK_S = 1.0
+
+
+def share_of_right(config: RolloutWorker) -> str:
+    """Returns what the share of right episodes is called: of an agent that alone rewards, no rule says what
+    is right."""
+    return SUCCESS if config.env_args.get("reward") == "" else ACCURACY
 
 
 def prepared(path: Path, config: RolloutWorker) -> Parts:

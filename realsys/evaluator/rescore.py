@@ -102,15 +102,17 @@ class StoredRollouts:
             _check(data.take([i]), asked.take([i]).data["packed_prompts"], id_)
         text = getattr(self._dataset, "question_text", None)
         if QUESTION in self._rule.fields and QUESTION_TEXT not in asked.meta.metadata and text:
-            texts = {QUESTION_TEXT: [text(index) for index in indices]}
+            text_of = getattr(self._dataset, "question_text_of", lambda index, id_: text(index))
+            texts = {QUESTION_TEXT: [text_of(*one) for one in zip(indices, data.ids, strict=True)]}
             asked = asked.update(SequenceSample.from_tensors(data.ids, {}, {}, metadata=texts))
         read = getattr(self._dataset, "record", None)
         if not OF_RECORD & self._rule.fields or RECORD in asked.keys or read is None:
             return asked
         known = asked.meta.metadata
+        read_of = getattr(self._dataset, "record_of", lambda index, id_: read(index))
         records = [
             {
-                **read(index),
+                **read_of(index, data.ids[i]),
                 **{name: values[i] for name, values in known.items() if name != QUESTION_TEXT},
             }
             for i, index in enumerate(indices)

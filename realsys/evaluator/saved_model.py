@@ -21,7 +21,7 @@ from realsys.devices.cuda_settings import apply, settings_for
 from realsys.devices.model_place import model_place
 from realsys.evaluator.answer_statistics import Estimate, QuestionResult, figures_of
 from realsys.evaluator.evaluating import answered_questions, load_model
-from realsys.evaluator.played_questions import Match, play, prepared
+from realsys.evaluator.played_questions import Match, play, prepared, share_of_right
 from realsys.models.hf import load_hf_config
 from realsys.policy_server.load_policy import load_policy
 
@@ -161,7 +161,12 @@ def evaluate_episodes(
         max_new_tokens=allowed,
         num_unscored=sum(not result.rewards for result in results),
         seconds=time.perf_counter() - began,
-        figures=figures_of(results, num_answers=config.group_size, seed=config.base_seed),
+        figures=figures_of(
+            results,
+            num_answers=config.group_size,
+            seed=config.base_seed,
+            right=share_of_right(config),
+        ),
         results=tuple(results),
     )
 

@@ -148,6 +148,9 @@ def replace_file(path: Path, data: bytes, *, durable: bool = False) -> None:
         raise
 
 
+_TAIL_BYTES = 1 << 16  # that are read at a time, from a file's end
+
+
 class JsonlAppender:
     """Appends rows, each in one write: a reader never sees part of a finished line.
 
@@ -169,15 +172,22 @@ class JsonlAppender:
                 raise
 
     def _mend_end(self) -> None:
-        data = self.path.read_bytes()
-        head, newline, last = data.rpartition(b"\n")
+        last = self._after_last_newline()
         if not last:
             return
         if _object(last) is not None:
             os.write(self._handle, b"\n")
             return
-        os.ftruncate(self._handle, len(head) + len(newline))
+        os.ftruncate(self._handle, os.fstat(self._handle).st_size - len(last))
         logger.warning("torn last line removed path=%s bytes=%d", self.path, len(last))
+
+    def _after_last_newline(self) -> bytes:
+        """Reads the file from its end: its lines may be gigabytes."""
+        start, pieces = os.fstat(self._handle).st_size, [b""]
+        while start > 0 and b"\n" not in pieces[-1]:
+            end, start = start, max(0, start - _TAIL_BYTES)
+            pieces.append(os.pread(self._handle, end - start, start))
+        return b"".join(reversed(pieces)).rpartition(b"\n")[2]
 
     def append(self, row: Mapping[str, Any], *, sort_keys: bool = False) -> None:
         """Writes one row. NaN and infinities are refused: they are not JSON."""

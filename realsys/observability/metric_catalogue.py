@@ -157,7 +157,7 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
         Metric("curriculum/success/<source>", "share", "correct answers to the source by which the step's questions were chosen: of its newest `task.curriculum_steps` steps; 0.5 before the first", "between 0 and 1", "at 0 for long: too hard, or its rule never says correct; at 1: learned"),
     ),
     "Evaluation": (
-        Metric("eval/accuracy", "share", "greedy answers to held-out questions that the rule calls right; of preference pairs, those whose chosen answer scores higher", "rises", "falls while `critic/score/mean` rises: overfitting, or a rule that is gamed", verl="`val-core/<source>/…/mean@N` is of sampled answers"),
+        Metric("eval/accuracy", "share", "greedy answers to held-out questions that the rule calls right (not there where an agent plays: `auto_eval`); of preference pairs, those whose chosen answer scores higher", "rises", "falls while `critic/score/mean` rises: overfitting, or a rule that is gamed", verl="`val-core/<source>/…/mean@N` is of sampled answers"),
         Metric("eval/accuracy/<source>", "share", "the same of one source of a mixture"),
         Metric("eval/mean_reward", "", "mean score of these answers"),
         Metric("eval/num_problems", "questions", "number of held-out questions"),
@@ -174,7 +174,7 @@ GROUPS: dict[str, tuple[Metric, ...]] = {
         Metric("eval/rejected_logprob", "nats a token", "as `dpo_train/rejected_logprob`"),
         Metric("eval/kl_estimate", "nats an answer", "as `dpo_train/kl_estimate`, over held-out pairs"),
         Metric("eval/n_pairs", "pairs", "number of held-out preference pairs"),
-        Metric("auto_eval/<figure>", "", "the same figures of saved checkpoints, and `pass@k`, of a benchmark with its name in front (evaluation.md); in the report and TensorBoard"),
+        Metric("auto_eval/<figure>", "", "the same figures of saved checkpoints, and `pass@k`, of a benchmark with its name in front (evaluation.md); `success` in place of `accuracy` where an agent plays and no rule is named; in the report and TensorBoard"),
     ),
     "Supervised fine-tuning": (
         Metric("sft_train/loss", "nats a token", "next-token loss on answer tokens", "falls", "flat: the learning rate; falls while `eval/loss` rises: stop earlier", verl="`train/loss`"),

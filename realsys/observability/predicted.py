@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from realsys.observability.events import Event
-from realsys.observability.timeline import finished_steps, overhead
+from realsys.observability.timeline import step_timings
 from realsys.trial.records import PredictionRecord
 
 STEP = "step"
@@ -34,8 +34,8 @@ def predicted_rows(record: PredictionRecord, events: Sequence[Event]) -> list[Pr
 
     The first step is excluded if there are others, because it includes warm-up.
     """
-    steps = finished_steps(events)
-    timings = [overhead(events, step) for step in steps[1:] or steps]
+    every = list(step_timings(events).values())
+    timings = every[1:] or every
     if not timings:
         return []
     rows = [

@@ -94,7 +94,8 @@ def _timing(parts: Sequence[MfcEvent]) -> MfcTiming:
     )
 
 
-def _timings(events: Iterable[Event]) -> dict[int, StepTiming]:
+def step_timings(events: Iterable[Event]) -> dict[int, StepTiming]:
+    """Returns how each finished step spent its time, in order; reads the events once."""
     by_step: dict[int, list[Event]] = {}
     for event in events:
         by_step.setdefault(event.step, []).append(event)
@@ -115,20 +116,20 @@ def step_rows(events: Iterable[Event]) -> list[dict[str, float]]:
             "ratio": t.ratio,
             **{f"{name}_s": m.compute_s for name, m in t.per_mfc.items()},
         }
-        for step, t in _timings(events).items()
+        for step, t in step_timings(events).items()
     ]
 
 
 def mean_ratio(events: Iterable[Event]) -> float | None:
     """Returns compute time over wall time of all finished steps together; None before the first."""
-    timings = _timings(events).values()
+    timings = step_timings(events).values()
     wall_s = sum(t.wall_s for t in timings)
     return sum(t.compute_s for t in timings) / wall_s if wall_s > 0 else None
 
 
 def mfc_summary(events: Iterable[Event]) -> list[MfcSummary]:
     """Returns a row per call over all finished steps, in the order in which calls first ran."""
-    timings = _timings(events)
+    timings = step_timings(events)
     wall_s = sum(t.wall_s for t in timings.values())
     calls: dict[str, list[MfcTiming]] = {}
     for timing in timings.values():
@@ -153,7 +154,7 @@ def mfc_summary(events: Iterable[Event]) -> list[MfcSummary]:
 def typical_step(events: Iterable[Event]) -> int | None:
     """Returns the finished step whose wall time is nearest the median; the first one (warm-up) only if
     alone."""
-    walls = {step: t.wall_s for step, t in _timings(events).items() if t.per_mfc}
+    walls = {step: t.wall_s for step, t in step_timings(events).items() if t.per_mfc}
     later = dict(list(walls.items())[1:]) or walls
     if not later:
         return None

@@ -18,7 +18,7 @@ from realsys.observability.events import (
     parse_events,
 )
 from realsys.observability.jsonl import parse_jsonl
-from realsys.observability.timeline import StepTiming, finished_steps, overhead
+from realsys.observability.timeline import StepTiming, step_timings
 from realsys.planner.gpu_models import Device
 from realsys.planner.placed import PlacedExperiment, place_experiment
 from realsys.planner.time.analytic import AnalyticCosts
@@ -57,17 +57,17 @@ def profile_of(events: Sequence[Event], plan: LaunchPlan, device: Device) -> Pro
     Raises:
         ConfigError: fewer than two finished steps.
     """
-    steps = finished_steps(events)[1:]
-    if not steps:
+    every = dict(list(step_timings(events).items())[1:])
+    if not every:
         raise ConfigError(
             "a profile needs two finished steps",
             where=plan.trial,
             fix="let it run on, or launch a short run: exp_ctrl.benchmark_steps=10",
         )
     found = place_experiment(plan)
-    every = {step: overhead(events, step) for step in steps}
     steps = _typical(every)
-    mine = [e for e in events if e.step in set(steps)]
+    chosen = set(steps)
+    mine = [e for e in events if e.step in chosen]
     timings = [every[step] for step in steps]
     return Profile(
         trial=plan.trial,

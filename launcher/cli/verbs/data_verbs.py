@@ -186,6 +186,7 @@ def _print_head(found: ShownData) -> None:
             "template",
             "the tokenizer's chat template" if found.chat_template else "none: plain text",
         ),
+        *([("prompt", found.prompt)] if found.prompt else []),
     ]
     output.data(*output.aligned(rows))
 

@@ -30,6 +30,8 @@ RAISED = (
 LARGEST = 3.4e38  # of a score: that of float32
 # Field of a mixture's records, and the argument of their data sets: the name of the source.
 TASK_SOURCE = "task_source"
+# Argument of mixtures' data sets whose epochs differ, which older revisions' plans lack.
+GOES_ON = "goes_on"
 # In place of an expression: each answer by the rules of its source, which are the arguments.
 BY_SOURCE = "@source"
 # Metadata of a batch: JSON of [number, role] per sequence of an id: which episode it is a branch of.

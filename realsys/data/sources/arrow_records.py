@@ -8,9 +8,11 @@ group and a row unpack to is bounded, whatever their packed size.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,8 @@ from realsys.api.errors import DataError, did_you_mean
 from realsys.config.extras import missing_packages
 from realsys.data.sources.record_parts import locate
 from realsys.data.sources.record_shape import plain_record
+
+logger = logging.getLogger(__name__)
 
 MAX_GROUP_BYTES = 512 << 20  # of one row group, unpacked
 KEPT_BYTES = 128 << 20  # of row groups; the newest is kept in any case
@@ -186,7 +190,7 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def _record(row: Any, where: str, path: Path) -> dict[str, Any]:
-    """Makes a record of a table's one row.
+    """Makes a record of a table's one row, without columns that hold bytes, which nothing here reads.
 
     Raises:
         DataError: it is larger than a line of a JSONL file may be, or of types that are not read.
@@ -194,6 +198,7 @@ def _record(row: Any, where: str, path: Path) -> dict[str, Any]:
     import pyarrow
 
     with _readable(path, pyarrow):
+        row = row.select(_read_columns(row.schema, path))
         row.validate()
         try:
             arrays = (part for column in row.columns for part in _chunks(column))
@@ -208,6 +213,26 @@ def _record(row: Any, where: str, path: Path) -> dict[str, Any]:
         )
     (found,) = row.to_pylist()
     return plain_record(found, where)
+
+
+@lru_cache(maxsize=64)
+def _read_columns(schema: Any, path: Path) -> list[str]:
+    """Names the columns of a file that are read; tells once which are not."""
+    left_out = [field.name for field in schema if _holds_bytes(field.type)]
+    if left_out:
+        logger.warning("columns left out, they hold bytes names=%s path=%s", left_out, path)
+    return [name for name in schema.names if name not in left_out]
+
+
+def _holds_bytes(kind: Any) -> bool:
+    from pyarrow import types
+
+    if types.is_nested(kind):
+        return any(_holds_bytes(kind.field(i).type) for i in range(kind.num_fields))
+    if types.is_dictionary(kind):
+        return _holds_bytes(kind.value_type)
+    binary = (types.is_binary, types.is_large_binary, types.is_fixed_size_binary)
+    return any(is_so(kind) for is_so in binary)
 
 
 def _chunks(column: Any) -> list[Any]:

@@ -99,6 +99,8 @@ class MixtureArguments:
         sources: source's name → arguments of its data set, without the split.
         weights: how many records of a source come per record of the others; none: ``temperature`` says it.
         temperature: sources come in proportion to ``size ** (1 / temperature)``.
+        goes_on: an epoch goes on with a source's records where the last one ended, so that those that come
+            twice are others each time; older revisions' plans lack it, and begin anew with the first.
     """
 
     split: Literal["train", "test"]
@@ -106,6 +108,7 @@ class MixtureArguments:
     sources: Mapping[str, Mapping[str, Any]]
     weights: Mapping[str, float] = field(default_factory=dict)
     temperature: float = 1.0
+    goes_on: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from realsys.api.errors import DataError
 from realsys.api.model import DatasetAbstraction
 from realsys.data.sequence_sample import SequenceSample
 from realsys.data.sources.dataset_arguments import MixtureArguments
-from realsys.data.sources.record_parts import items_of_epoch, place
+from realsys.data.sources.record_parts import epoch_of, items_of_epoch, place
 
 logger = logging.getLogger(__name__)
 
@@ -82,30 +82,42 @@ class MixedQuestions(MixtureArguments):
         name, row = self.find(index)
         return f"{name}: {self._parts[name].records.where(row)}"
 
-    def find(self, index: int) -> tuple[str, int]:
+    def find(self, index: int, id_: str = "") -> tuple[str, int]:
         """Returns the source that ``index`` stands for, and the record's number in it.
 
+        Args:
+            id_: of the datapoint, which begins with its epoch; without one it is the first.
         Raises:
             IndexError: there is none.
         """
         name, number = place(self.items, index)
+        if self.goes_on:
+            number += epoch_of(id_) * self.items[name]
         return name, number % len(self._parts[name])
 
     def record(self, index: int) -> dict[str, Any]:
-        """Returns a record for environments and rules, with ``task_source``."""
-        name, row = self.find(index)
+        """Returns a record of the first epoch for environments and rules, with ``task_source``."""
+        return self.record_of(index, "")
+
+    def record_of(self, index: int, id_: str) -> dict[str, Any]:
+        """Returns the record of a datapoint, as ``record`` does."""
+        name, row = self.find(index, id_)
         found: dict[str, Any] = self._parts[name].record(row)
         return found
 
     def question_text(self, index: int) -> str:
-        """Returns what a record asks, as text."""
-        name, row = self.find(index)
+        """Returns what a record of the first epoch asks, as text."""
+        return self.question_text_of(index, "")
+
+    def question_text_of(self, index: int, id_: str) -> str:
+        """Returns what a datapoint asks, as text."""
+        name, row = self.find(index, id_)
         return str(self._parts[name].question_text(row))
 
     def batch(self, indices: Sequence[int], ids: Sequence[str]) -> SequenceSample:
         """Returns the records at ``indices`` under the names ``ids``."""
         found = []
         for index, id_ in zip(indices, ids, strict=True):
-            name, row = self.find(index)
+            name, row = self.find(index, id_)
             found.append(self._parts[name].batch([row], [id_]))
         return SequenceSample.gather(found)

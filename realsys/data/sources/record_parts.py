@@ -186,6 +186,12 @@ def place(items: Mapping[str, int], index: int) -> tuple[str, int]:
     return name, number
 
 
+def epoch_of(id_: str) -> int:
+    """Returns the epoch of a datapoint of training, ``<epoch>-<index>``; of any other id the first, 0."""
+    epoch, dash, _ = id_.partition("-")
+    return int(epoch) if dash and epoch.isdecimal() else 0
+
+
 def index_of(items: Mapping[str, int], name: str, number: int) -> int:
     """Returns the index at which ``place`` finds item ``number`` of source ``name``."""
     # The number of items before it; of equals the first source's comes first.

@@ -303,12 +303,15 @@ def _text(record: Mapping[str, Any], name: str, value: Any, where: str) -> str:
         missing = value is None and name in ("prompt", "answer") and name not in record
         fault = "is missing" if missing else f"is {_kind(value)}"
         advice = did_you_mean(name, record) if missing else ""
-        raise DataError(
-            f"{name!r} {fault}",
-            where=where,
-            fix="every record needs a prompt and an answer"
-            + (f" ({advice}; columns.{name}=… names another column)" if missing else ""),
-        )
+        fix = "every record needs a prompt and an answer"
+        if missing:
+            fix += f" ({advice}; columns.{name}=… names another column)"
+        elif isinstance(value, bool):
+            fix = (
+                "say how it is to be answered: write the word, e.g. yes and no, into the file, or by a "
+                "function that task.transform names"
+            )
+        raise DataError(f"{name!r} {fault}", where=where, fix=fix)
     return str(value)
 
 

@@ -230,6 +230,9 @@ class CsvRows(TextRecords):
         return csv_record(self.columns, unit, where)
 
 
+_OF_LIST = "; of a list: jq -c '.[]' FILE > FILE.jsonl"
+
+
 def json_record(line: bytes, where: str) -> dict[str, Any]:
     """Parses a line of JSONL. Raises DataError: it is no JSON object in UTF-8."""
     try:
@@ -242,12 +245,13 @@ def json_record(line: bytes, where: str) -> dict[str, Any]:
         ) from error
     except ValueError as error:
         whole = line.lstrip()[:1] == b"[" and where.endswith(":1")
-        fix = "write one object a line" + "; of a list: jq -c '.[]' FILE > FILE.jsonl" * whole
+        fix = "write one object a line" + _OF_LIST * whole
         raise DataError(f"not JSON: {error}", where=where, fix=fix) from error
     if not isinstance(record, dict):
-        raise DataError(
-            f"a {type(record).__name__}, not an object", where=where, fix="write one object a line"
+        fix = "write one object a line" + _OF_LIST * (
+            isinstance(record, list) and where.endswith(":1")
         )
+        raise DataError(f"a {type(record).__name__}, not an object", where=where, fix=fix)
     return record
 
 

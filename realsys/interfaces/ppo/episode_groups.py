@@ -10,6 +10,7 @@ import torch
 
 from realsys.algorithms.advantage.group_scores import GroupScores
 from realsys.api.basics.reward import EPISODES
+from realsys.api.errors import DataError
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.answers import INPUT
 
@@ -28,7 +29,11 @@ class EpisodeGroups:
 
     @staticmethod
     def of(data: SequenceSample, device: torch.device) -> EpisodeGroups:
-        """Reads them from a batch."""
+        """Reads them from a batch.
+
+        Raises:
+            DataError: the note of an id is of another number of sequences than it has.
+        """
         pieces = data.meta.seqlens[INPUT]
         group_B = torch.tensor([i for i, group in enumerate(pieces) for _ in group], device=device)
         texts = data.meta.metadata.get(EPISODES)
@@ -37,9 +42,9 @@ class EpisodeGroups:
         episode_B: list[int] = []
         group_E: list[int] = []
         groups: dict[tuple[int, str], int] = {}  # (id, role) → group
-        for place, (text, group) in enumerate(zip(texts, pieces, strict=True)):
+        for place, (id_, text, group) in enumerate(zip(data.ids, texts, pieces, strict=True)):
             known: dict[tuple[int, str], int] = {}  # (episode, role) → its number in the batch
-            for number, role in _pairs(text, len(group)):
+            for number, role in _pairs(text, len(group), where=f"batch, id {id_}"):
                 if (number, role) not in known:
                     known[number, role] = len(group_E)
                     group_E.append(groups.setdefault((place, role), len(groups)))
@@ -80,7 +85,15 @@ class EpisodeGroups:
         return x_E if self.episode_B is None else x_E[self.episode_B]
 
 
-def _pairs(text: str, count: int) -> list[tuple[int, str]]:
-    """Reads an id's numbers and roles; without them each sequence is an episode (a record set aside)."""
+def _pairs(text: str, count: int, *, where: str) -> list[tuple[int, str]]:
+    """Reads an id's numbers and roles; of a record set aside there are none, and each sequence is an
+    episode.
+    """
     pairs = [(int(number), str(role)) for number, role in json.loads(text)]
-    return pairs if len(pairs) == count else [(i, "") for i in range(count)]
+    if pairs and len(pairs) != count:
+        raise DataError(
+            f"{count} sequences, and notes of {len(pairs)} which episode each is of",
+            where=where,
+            fix="report this as a bug: a group would compare branches as if they were episodes",
+        )
+    return pairs or [(i, "") for i in range(count)]

@@ -34,7 +34,7 @@ from realsys.algorithms.advantage.kl import (
 )
 from realsys.algorithms.advantage.overlong import overlong_penalty
 from realsys.algorithms.logprobs import shift_to_next_token
-from realsys.algorithms.sequence_sums import sum_per_sequence, to_tokens
+from realsys.algorithms.sequence_sums import longest_runs, sum_per_sequence, to_tokens
 from realsys.api.basics.estimators import AnswerEstimator
 from realsys.api.basics.reward import PARTS
 from realsys.api.errors import DataError
@@ -215,11 +215,13 @@ class _Scored:
 def _penalise_length(
     score_B: torch.Tensor, data: SequenceSample, settings: PPOSettings, ranks: DataParallel
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """Subtracts the penalty of overlong answers from the scores, if configured."""
+    """Subtracts the penalty of overlong answers from the scores, if configured: of an episode of several
+    answers that of the longest, since each may have ``max_new_tokens``.
+    """
     if settings.overlong_buffer_len is None:
         return score_B, {}
     penalty_B = overlong_penalty(
-        sum_per_sequence(answer_mask(data).long(), data.piece_lengths(INPUT)),
+        longest_runs(answer_mask(data), data.piece_lengths(INPUT)),
         max_length=settings.gen.max_new_tokens,
         buffer_length=settings.overlong_buffer_len,
         factor=settings.overlong_penalty_factor,
@@ -353,12 +355,22 @@ def _on_last(score_B: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
 
 
 def _parts(data: SequenceSample, device: torch.device) -> dict[str, torch.Tensor]:
-    """Parts of each answer's reward by name, ``[B]``; NaN where an answer has none of that name."""
+    """Parts of each answer's reward by name, ``[B]``; NaN where an answer has none of that name.
+
+    Raises:
+        DataError: an id has parts of another number of answers than it has.
+    """
     texts = data.meta.metadata.get(PARTS) or ["[]"] * data.batch_size
     rows: list[dict[str, float]] = []
-    for pieces, text in zip(data.meta.seqlens[INPUT], texts, strict=True):
+    for id_, pieces, text in zip(data.ids, data.meta.seqlens[INPUT], texts, strict=True):
         found = json.loads(text)  # empty where a record was set aside
-        rows += found if len(found) == len(pieces) else [{} for _ in pieces]
+        if found and len(found) != len(pieces):
+            raise DataError(
+                f"{len(pieces)} answers, and parts of {len(found)} rewards",
+                where=f"batch, id {id_}",
+                fix="report this as a bug; an interface of your own gives one mapping an answer",
+            )
+        rows += found or [{} for _ in pieces]
     return {
         name: torch.tensor([float(row.get(name, "nan")) for row in rows], device=device)
         for name in sorted({name for row in rows for name in row})

@@ -40,6 +40,13 @@ from realsys.planner.placed import (
 if TYPE_CHECKING:
     from realsys.planner.time.costs import Allocation
 
+ONE_ANSWER = "math_single_step"  # the agent whose episodes are a question and an answer
+# Argument of generation servers that says how long a conversation may be, by their kind.
+LENGTH_ARGUMENTS = {
+    "embedded": "max_tokens",
+    "sglang": "context_length",
+    "vllm": "max_model_len",
+}
 DEFAULT_TOKENS = 256  # assumed for a prompt or answer without a configured limit
 
 
@@ -165,7 +172,8 @@ def memory_of_experiment(
     Args:
         made_before: sizes of the model that an earlier phase makes; its directory may not exist yet.
     """
-    models, sizes = held_models(config, model_shapes(config, made_before)), step_sizes(config)
+    shapes = model_shapes(config, made_before)
+    models, sizes = held_models(config, shapes), step_sizes(config, shapes)
     found = memory_of_workers(config.model_rpcs, allocation_of(config), models, sizes)
     return {
         worker: replace(
@@ -285,8 +293,35 @@ def _held(
     )
 
 
-def step_sizes(config: ExperimentConfig) -> StepSizes:
-    """Computes the largest step that the configuration allows."""
+def longest_episode(
+    config: ExperimentConfig, shapes: Mapping[str, ModelShape]
+) -> tuple[int, str] | None:
+    """Returns the tokens that an episode of several turns may have, and the setting that says less; None:
+    episodes have one answer, or the policy's positions are not known.
+
+    Args:
+        shapes: by role.
+    """
+    if not config.rollout_worker or config.rollout_worker[0].agent == ONE_ANSWER:
+        return None
+    policy = shapes.get("actor")
+    positions = [policy.max_positions] if policy is not None else []
+    name = ""
+    for server in config.generation_server[:1]:
+        name = LENGTH_ARGUMENTS.get(server.backend_type, "")
+        positions.append(int(server.backend_args.get(name) or 0))
+    known = [n for n in positions if n > 0]
+    return (min(known), f"schedule.server_args.{name}" if name else "") if known else None
+
+
+def step_sizes(
+    config: ExperimentConfig, shapes: Mapping[str, ModelShape] | None = None
+) -> StepSizes:
+    """Computes the largest step that the configuration allows.
+
+    Args:
+        shapes: by role; with them an answer may be as long as the episode of an agent of several turns.
+    """
     args = interface_arguments(config)
     data: dict[str, Any] = {}
     # If servers sample, rollout workers have the questions.
@@ -295,11 +330,14 @@ def step_sizes(config: ExperimentConfig) -> StepSizes:
     for dataset in (dataset for datasets in given for dataset in datasets):
         data = {**dataset.args, **data}
     gen = args.get("gen") or {}
-    answer = gen.get("max_new_tokens") or data.get("max_answer_len") or DEFAULT_TOKENS
+    answer = int(gen.get("max_new_tokens") or data.get("max_answer_len") or DEFAULT_TOKENS)
+    prompt = longest_prompt(data)
+    if shapes and (episode := longest_episode(config, shapes)):
+        answer = max(answer, episode[0] - prompt)
     return StepSizes(
         sequences=config.model_rpcs[0].n_seqs * int(args.get("group_size", 1)),
-        prompt_tokens=longest_prompt(data),
-        answer_tokens=int(answer),
+        prompt_tokens=prompt,
+        answer_tokens=answer,
         updates_per_pass=int(args.get("ppo_n_minibatches", 1)),
         group_size=int(args.get("group_size", 1)),
     )
@@ -322,8 +360,9 @@ def fullest_worker(
     config: ExperimentConfig, allocation: Allocation, made_before: ModelShape | None = None
 ) -> WorkerMemory:
     """Returns what the worker with the most bytes holds in an allocation of the experiment's calls."""
-    models = held_models(config, model_shapes(config, made_before))
-    found = memory_of_workers(config.model_rpcs, allocation, models, step_sizes(config))
+    shapes = model_shapes(config, made_before)
+    models, sizes = held_models(config, shapes), step_sizes(config, shapes)
+    found = memory_of_workers(config.model_rpcs, allocation, models, sizes)
     return max(found.values(), key=lambda memory: memory.bytes, default=WorkerMemory())
 
 
@@ -333,8 +372,8 @@ def memory_of_plans(
     """Makes a function from an allocation of the experiment's calls to bytes of each worker with
     weights.
     """
-    models = held_models(config, model_shapes(config, made_before))
-    sizes = step_sizes(config)
+    shapes = model_shapes(config, made_before)
+    models, sizes = held_models(config, shapes), step_sizes(config, shapes)
     calls = {
         role: tuple(c for c in config.model_rpcs if c.role == role)
         for role in dict.fromkeys(c.role for c in config.model_rpcs)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import json
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from realsys.api.basics.thoughts import FinalTextRule
 from realsys.api.errors import DataError
 from realsys.api.options import option
-from realsys.rewards.programs.code_tests import check_tests, grade
+from realsys.rewards.programs.code_tests import check_tests, grade, read_tests
 from realsys.rewards.sandbox.box_limits import BoxLimits
 from realsys.rewards.sandbox.sandbox import Sandbox
 
@@ -71,11 +69,8 @@ class CodeTests(FinalTextRule):
 
     def _tests_of(self, record: Mapping[str, Any]) -> list[Any]:
         """Returns the tests, which may be written as JSON."""
-        tests = record.get(self.tests)
-        if isinstance(tests, str):
-            with suppress(ValueError):
-                tests = json.loads(tests)
-        if not isinstance(tests, list):
+        tests = read_tests(record.get(self.tests))
+        if tests is None:
             raise DataError(
                 f"the record has no list of tests in its field {self.tests!r}",
                 where=f"a record with the fields {sorted(record)}",

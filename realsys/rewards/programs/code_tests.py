@@ -179,6 +179,42 @@ def _same_word(word: str, wanted: str) -> bool:
     return difference <= _TOLERANCE * max(1.0, abs(float(wanted)))
 
 
+def read_tests(given: Any) -> list[Any] | None:
+    """Returns a record's tests as ``check_tests`` wants them; None: these are none.
+
+    They may be JSON in a text; ``{"inputs": […], "outputs": […]}``, as TACO and APPS have them; or a list
+    of ``{"input": …, "output": …}``, as LiveCodeBench has those of programs that read and print.
+    """
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except ValueError:
+            return None
+    if isinstance(given, Mapping) and not given.get("fn_name"):
+        inputs, outputs = given.get("inputs"), given.get("outputs")
+        if not (isinstance(inputs, list) and isinstance(outputs, list)):
+            return None
+        if len(inputs) != len(outputs):
+            return None
+        pairs = zip(inputs, outputs, strict=True)
+        return [{"stdin": _lines(i), "stdout": _lines(o)} for i, o in pairs]
+    return [_read_test(test) for test in given] if isinstance(given, list) else None
+
+
+def _read_test(test: Any) -> Any:
+    if not isinstance(test, Mapping) or not {"input", "output"} <= set(test):
+        return test
+    if set(test) - {"input", "output", "testtype"} or test.get("testtype", "stdin") != "stdin":
+        return test  # it calls a function, or is of another kind: told as what it is
+    return {"stdin": _lines(test["input"]), "stdout": _lines(test["output"])}
+
+
+def _lines(text: Any) -> Any:
+    """Returns a text that may be a list of its lines."""
+    is_list = isinstance(text, list) and all(isinstance(line, str) for line in text)
+    return "\n".join(text) if is_list else text
+
+
 def check_tests(tests: Sequence[Mapping[str, Any]]) -> None:
     """Refuses what is no test: a program must not pass, or fail, for want of tests."""
     kinds = ({"code"}, {"stdin", "stdout"})

@@ -8,7 +8,7 @@ from typing import Any
 from realsys.api.agent import Answer
 from realsys.api.basics.reward import Completion, Score, with_thoughts
 from realsys.api.basics.thoughts import text_behind_thoughts
-from realsys.api.errors import DataError, RewardServiceAway, WaitTimeout
+from realsys.api.errors import DataError, RewardServiceAway, RolloutError, WaitTimeout
 from realsys.rewards.rule import rule_of
 
 ASKED = (
@@ -20,11 +20,12 @@ class AnswerScoring:
     """Scores the actions of one episode by the rules that the reward interface would use.
 
     Args:
-        reward, reward_args: registered rules, and the arguments of those that take some.
+        reward, reward_args: registered rules, and the arguments of those that take some; none where agents
+            give their episodes' rewards themselves: ``score`` then says that one did not.
     """
 
     def __init__(self, reward: str, reward_args: Mapping[str, Any]) -> None:
-        self._rule = rule_of(reward, reward_args)
+        self._rule = rule_of(reward, reward_args) if reward else None
         self._record: Mapping[str, Any] = {}
         self._question = ""
         self._sampled: Answer | None = None
@@ -35,7 +36,11 @@ class AnswerScoring:
         Raises:
             DataError: a rule compares with the known answer, and the record has none.
         """
-        if "answer" in self._rule.fields and record.get("answer") is None:
+        if (
+            self._rule is not None
+            and "answer" in self._rule.fields
+            and record.get("answer") is None
+        ):
             raise DataError(
                 "no known answer to compare with",
                 where=f"a record with the fields {sorted(record)}",
@@ -53,9 +58,16 @@ class AnswerScoring:
         """Scores ``response``.
 
         Raises:
-            RewardError: a rule raised, or gave no finite number. WaitTimeout: the service that it asks is
-                away, so that the episode is played again later, and its record is not set aside.
+            RolloutError: there is no rule. RewardError: a rule raised, or gave no finite number.
+            WaitTimeout: the service that it asks is away, so that the episode is played again later, and
+                its record is not set aside.
         """
+        if self._rule is None:
+            raise RolloutError(
+                "an episode has no reward: its agent gave none, and no rule scores its answer",
+                where="task.agent and task.reward",
+                fix="return a number from the agent, or name a rule, e.g. task.reward=math_verify",
+            )
         answer, tokens = self._record.get("answer"), self._sampled
         opened = tokens.opened if tokens is not None else ""
         completion = Completion(

@@ -15,7 +15,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from realsys.api.agent import AgentHost, Episode, EpisodeAgent, EpisodeTask, Observation
+from realsys.api.agent import (
+    AgentHost,
+    Environment,
+    Episode,
+    EpisodeAgent,
+    EpisodeTask,
+    Observation,
+)
 from realsys.rollout.conversation.chat_messages import ChatMessage, ChatRequest, ToolCall
 from realsys.rollout.conversation.episode_session import ContextFull, EpisodeSession
 from realsys.rollout.dialects import chat_completions
@@ -36,19 +43,32 @@ class ChatAgent(ChatArguments, EpisodeAgent):
         """Reads the chat template."""
         self._settings = session_settings(self, host)
 
+    def first_prompt(self, prompt: Any, environment: Environment | None) -> tuple[int, ...]:
+        """Returns the tokens that the policy sees first of a record's prompt; after ``open``.
+
+        Args:
+            environment: reset to the record; None: without its opening and tools.
+        Raises:
+            DataError: the template does not take it.
+        """
+        request = self._first_request(prompt, environment)
+        return self._settings.renderer.whole(request.messages, request.tools).tokens
+
+    def _first_request(self, prompt: Any, environment: Environment | None) -> ChatRequest:
+        return first_request(
+            prompt,
+            system=self.system,
+            opening="" if environment is None else environment.opening(),
+            tools=() if environment is None else environment.tools(),
+        )
+
     async def run_episode(self, task: EpisodeTask) -> Episode:
         """Runs the conversation to its end.
 
         Raises:
             DataError: the question alone fills the model's context, or the template does not take it.
         """
-        environment = task.environment
-        request = first_request(
-            task.record["prompt"],
-            system=self.system,
-            opening=environment.opening(),
-            tools=environment.tools(),
-        )
+        request = self._first_request(task.record["prompt"], task.environment)
         session = EpisodeSession(id=task.id, policy=AskPolicy(task.ask), settings=self._settings)
         conversation = _Conversation(task=task, session=session, request=request)
         try:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-from realsys.api.agent import AnsweredRequest, DoubtfulEnd, Episode, EpisodeTask
+from realsys.api.agent import (
+    AnsweredRequest,
+    DoubtfulEnd,
+    Episode,
+    EpisodeTask,
+    Trajectory,
+    mean_of,
+    rewards_of_roles,
+)
 from realsys.api.errors import RolloutError
 from realsys.api.users_code.reward_numbers import NoNumber, finite_number, is_number, shown_value
 from realsys.rollout.conversation.answer_tree import AnswerNode
@@ -131,6 +139,9 @@ async def finished_episode(
 ) -> Episode:
     """Scores an episode and turns its conversations into sequences.
 
+    The environment is asked for a score only where a sequence has no other reward. The episode's reward is
+    the mean of its sequences'.
+
     Raises:
         RolloutError: the policy was not asked, so there is nothing to train on; or a reward is of no role.
         DoubtfulEnd: it ended in doubt, for the first time. At the second it gets ``failed_reward``.
@@ -157,26 +168,28 @@ async def finished_episode(
         seat.role: given for seat in used if (given := _own_reward(seat, outcome)) is not None
     }
     stats: dict[str, float] = {**outcome.stats, "failed": float(bool(outcome.problem))}
-    if len(rewards) < len(used):
+    if outcome.problem:
+        logger.info("agent failed episode=%s problem=%s", task.id, outcome.problem)
+    made = [
+        replace(sequence, role=seat.role)
+        for seat in used
+        for sequence in seat.session.sequences(reward=rewards.get(seat.role, math.nan))
+    ]
+    if unscored := {one.role for one in made if math.isnan(one.reward)}:
         if outcome.problem:
-            logger.info("agent failed episode=%s problem=%s", task.id, outcome.problem)
             scored = failed_reward
         else:
             last = used[0].session.last_node()
             assert last is not None
             scored, info = await _scored(task, last, outcome.text)
             stats |= info
-        rewards = {seat.role: rewards.get(seat.role, scored) for seat in used}
-    sequences = [
-        replace(sequence, role=seat.role)
-        for seat in used
-        for sequence in seat.session.sequences(reward=rewards[seat.role])
-    ]
+        rewards |= dict.fromkeys(unscored, scored)
+    sequences = [replace(s, reward=rewards[s.role]) if math.isnan(s.reward) else s for s in made]
     return Episode(
         sequences=tuple(sequences),
-        reward=fmean(rewards.values()),
-        stats={**stats, **_figures(seats, rewards)},
-        shares_reward=all(s.reward == rewards[s.role] for s in sequences),
+        reward=mean_of([s.reward for s in sequences]),
+        stats={**stats, **_figures(seats, sequences)},
+        shares_reward=all(s.reward == rewards.get(s.role) for s in sequences),
         problem=outcome.problem,
         was_doubtful=outcome.doubt is not None,
         answers=tuple(_answered(used)),
@@ -216,8 +229,9 @@ async def _scored(
     return observation.reward, observation.info
 
 
-def _figures(seats: Sequence[EpisodeSeat], rewards: Mapping[str, float]) -> dict[str, float]:
-    """Returns the sessions' numbers, summed over roles, and each role's reward."""
+def _figures(seats: Sequence[EpisodeSeat], sequences: Sequence[Trajectory]) -> dict[str, float]:
+    """Returns the sessions' numbers, summed over roles, and each role's mean reward."""
     figures = [seat.session.figures() for seat in seats]
     summed = {name: sum(f[name] for f in figures) for name in figures[0]}
-    return {**summed, **{f"reward_{role}": x for role, x in rewards.items() if role}}
+    by_role = rewards_of_roles(sequences)
+    return {**summed, **{f"reward_{r}": mean_of(found) for r, found in by_role.items() if r}}

@@ -19,6 +19,7 @@ from realsys.api.agent import (
     EpisodeTask,
     Observation,
     Trajectory,
+    rewards_of_roles,
 )
 from realsys.api.basics.reward import QUESTION_TEXT, is_count
 from realsys.api.errors import DataError, RealsysError, RewardError, RolloutError, WaitTimeout
@@ -75,6 +76,11 @@ class EpisodeGroup:
     def rewards(self) -> tuple[float, ...]:
         """Rewards, one per episode."""
         return tuple(episode.reward for episode in self.episodes)
+
+    @property
+    def rewards_of_roles(self) -> dict[str, list[float]]:
+        """Rewards of each role's sequences, of all episodes."""
+        return rewards_of_roles(self.trajectories)
 
     @property
     def trajectories(self) -> tuple[Trajectory, ...]:
@@ -245,12 +251,19 @@ class GroupRunner:
             )
         batch = self.dataset.batch([ticket.index], [ticket.id])
         metadata = {name: values[0] for name, values in batch.meta.metadata.items()}
-        read = getattr(self.dataset, "record", None)
-        own = read(ticket.index) if read is not None else {}
+        own = self._record(ticket)
         # A column of the user's may be called like the question's text.
         more = {ASKED if name == QUESTION_TEXT else name: x for name, x in metadata.items()}
         record = {**own, **more}
         return batch.data[PROMPTS].tolist(), record, metadata
+
+    def _record(self, ticket: Ticket) -> Mapping[str, Any]:
+        """Returns the data set's record; of a mixture that of the ticket's epoch."""
+        if (read_of := getattr(self.dataset, "record_of", None)) is not None:
+            of_epoch: Mapping[str, Any] = read_of(ticket.index, ticket.id)
+            return of_epoch
+        read = getattr(self.dataset, "record", None)
+        return read(ticket.index) if read is not None else {}
 
     async def _episode(
         self,

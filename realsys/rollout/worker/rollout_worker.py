@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -63,8 +63,18 @@ class RolloutLimits:
     success_rate_lb: float | None = None
     success_rate_ub: float | None = None
 
-    def why_filtered(self, rewards: tuple[float, ...]) -> str:
-        """Returns why a group with these rewards is not trained on; empty if it is (dynamic sampling)."""
+    def why_filtered(
+        self, rewards: Sequence[float], by_role: Mapping[str, Sequence[float]] | None = None
+    ) -> str:
+        """Returns why a group with these rewards is not trained on; empty if it is (dynamic sampling).
+
+        Args:
+            rewards: one per episode.
+            by_role: of each role's sequences, where there are several roles. These are compared within
+                themselves: what one wins the other may lose, so that the mean over both says nothing.
+        """
+        if by_role is not None and len(by_role) > 1:
+            return self._why_roles_filtered(by_role)
         rate, low, high = fmean(rewards), self.success_rate_lb, self.success_rate_ub
         match place_of_success(rate, lowest=low, highest=high):
             case SuccessPlace.LOW:
@@ -73,6 +83,24 @@ class RolloutLimits:
                 return f"its mean reward {rate:g} is above {high:g}"
             case _:
                 return ""
+
+    def _why_roles_filtered(self, by_role: Mapping[str, Sequence[float]]) -> str:
+        """Of each role that all rewards are equal, below the range or above it; empty: not of each."""
+        low, high = self.success_rate_lb, self.success_rate_ub
+        if low is None and high is None:
+            return ""
+        why = []
+        for role, rewards in by_role.items():
+            least, most = min(rewards), max(rewards)
+            if least == most:
+                why.append(f"all of {role or 'the policy'} are {least:g}")
+            elif low is not None and most < low:
+                why.append(f"all of {role or 'the policy'} are below {low:g}")
+            elif high is not None and least > high:
+                why.append(f"all of {role or 'the policy'} are above {high:g}")
+            else:
+                return ""
+        return f"its rewards teach no role: {', '.join(why)}"
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -179,7 +207,7 @@ class RolloutLoop:
         closed = False
         try:
             group = await self.groups.run(ticket)
-            if why := self.limits.why_filtered(group.rewards):
+            if why := self.limits.why_filtered(group.rewards, group.rewards_of_roles):
                 outcome = TicketOutcome.FILTERED
             else:
                 await put(holder, group.sample)

@@ -5,6 +5,7 @@ import json
 import logging
 import pickle
 import re
+from collections import Counter
 
 import golden
 import pytest
@@ -302,3 +303,37 @@ def test_a_record_of_a_mixture_is_told_by_its_source_and_its_place_there(tokeniz
         for name in ("first", "second")
         for i in range(2)
     }
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_records_that_come_twice_are_others_each_epoch(tokenizer, tmp_path, goes_on):
+    """Two of a source with as many items as another that has three; else its first ones, in each epoch."""
+    for name, size in (("few", 2), ("many", 3)):
+        rows = [{"prompt": f"{name} {i}", "answer": str(i)} for i in range(size)]
+        (tmp_path / f"{name}.jsonl").write_text(jsonl(*rows))
+    mixed = MixedQuestions(
+        sources={n: {"path": f"{tmp_path}/{n}.jsonl", "eval_size": 0} for n in ("few", "many")},
+        weights={"few": 1.0, "many": 1.0},
+        tokenizer=tokenizer,
+        seed=1,
+        split="train",
+        of="math_prompts",
+        goes_on=goes_on,
+    )
+    assert mixed.items == {"few": 3, "many": 3}
+    asked = Counter()
+    for epoch in range(4):
+        ids = [f"{epoch}-{i}" for i in range(6)]
+        batch = mixed.batch(range(6), ids)
+        texts = [tokenizer.decode(one.data["packed_prompts"]).strip() for one in batch.unpack()]
+        assert texts == [mixed.record_of(i, id_)["prompt"] for i, id_ in enumerate(ids)]
+        assert texts == [mixed.question_text_of(i, id_).strip() for i, id_ in enumerate(ids)]
+        assert len(set(texts)) == 5, "each at least once an epoch"
+        asked.update(texts)
+    few = {name: count for name, count in asked.items() if name.startswith("few")}
+    assert few == ({"few 0": 6, "few 1": 6} if goes_on else {"few 0": 8, "few 1": 4})
+    assert {count for name, count in asked.items() if name.startswith("many")} == {4}
+    with_other_id = mixed.batch([0], ["eval-0"])
+    assert torch.equal(
+        with_other_id.data["packed_prompts"], mixed.batch([0], ["0-0"]).data["packed_prompts"]
+    )

@@ -125,7 +125,7 @@ CASE = {"stdin": "1", "stdout": "1"}
         (None, "the record has no list of tests in its field 'tests'"),
         ("[1", "the record has no list of tests in its field 'tests'"),
         ([], "a record has no tests"),
-        ([{"input": "1", "output": "1"}], "test 0 has the fields ['input', 'output']"),
+        ([{"input": "1", "wanted": "1"}], "test 0 has the fields ['input', 'wanted']"),
         (["assert True"], "test 0 is 'assert True'"),
     ],
 )

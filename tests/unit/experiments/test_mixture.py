@@ -22,7 +22,14 @@ from experiments.task import FileTask, MathTask, Task
 from experiments.tasks.mixture import Mixture
 from realsys.api import registry
 from realsys.api.basics import plugin_table
-from realsys.api.basics.reward import BY_SOURCE, QUESTION_TEXT, WITH_QUESTION, Completion, Score
+from realsys.api.basics.reward import (
+    BY_SOURCE,
+    GOES_ON,
+    QUESTION_TEXT,
+    WITH_QUESTION,
+    Completion,
+    Score,
+)
 from realsys.api.errors import DataError, RewardError
 from realsys.api.options import ModelOptions
 from realsys.api.plain import from_plain, to_plain
@@ -90,6 +97,19 @@ def test_all_sources_tell_what_they_ask_where_the_rules_of_one_look_at_it(
     )
     learnt = mixture(file).answers("train", max_answer_len=9)
     assert WITH_QUESTION not in json.dumps(to_plain(learnt)), "the key of a product stays as it is"
+
+
+@pytest.mark.parametrize(
+    ("changes", "goes_on"),
+    [({}, False), ({"weights": {"sums": 2.0}}, True), ({"temperature": 2.0}, True)],
+)
+def test_where_records_repeat_epochs_go_on(
+    file: str, changes: dict[str, Any], goes_on: bool
+) -> None:
+    made = mixture(file, **changes)
+    assert (GOES_ON in made.prompts("train").args) == goes_on
+    assert (GOES_ON in made.answers("train", max_answer_len=9).args) == goes_on
+    assert GOES_ON not in made.prompts("test").args
 
 
 # ---- order ---------------------------------------------------------------------------------------

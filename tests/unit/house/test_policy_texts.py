@@ -385,7 +385,7 @@ REVIEWED: dict[str, str] = {
     "realsys/observability/jsonl.py:_object": _OURS,
     "realsys/observability/wandb_run.py:_run_id": _OURS,
     "realsys/rewards/attack/*": "plays a corpus of ours, in no run",
-    "realsys/rewards/programs/code_rule.py:CodeTests._tests_of": _SETTINGS,
+    "realsys/rewards/programs/code_tests.py:read_tests": _SETTINGS,
     "realsys/rewards/guard/*": "in a guard, under its limits, or one JSON value of our own process",
     "realsys/rewards/guarded_rules.py:_new_guard": _SETTINGS,
     "realsys/rewards/math_library.py:*": "in a guard, under its limits",

@@ -13,6 +13,7 @@ import torch
 from estimators_named import estimator
 from letter_chat import LetterTokenizer
 
+from realsys.algorithms.sequence_sums import longest_runs
 from realsys.api.basics.reward import Completion, Score
 from realsys.api.data import MicroBatchSpec
 from realsys.api.errors import ConfigError, DataError
@@ -143,6 +144,34 @@ def test_long_answers_lose_score_if_a_buffer_is_set():
     settings = replace(plain, overlong_buffer_len=4, overlong_penalty_factor=2.0)
     found, stats = _penalise_length(score_B, data, settings, DataParallel())
     assert (found.tolist(), stats) == ([1.0, -1.0], {"reward/overlong_penalty": -1.0})
+
+
+def test_of_an_episode_its_longest_answer_is_overlong_or_not():
+    """Each answer may have ``max_new_tokens``; together they may be longer."""
+    turns = [0] * 5 + [1] * 60 + [0] * 10 + [1] * 60 + [0] * 10 + [1] * 60
+    long = [0] * 5 + [1] * 10 + [0] * 10 + [1] * 95 + [0] * 10 + [1] * 60
+    rows = [[0] + [1] * 90, turns, long, [0] * 4]
+    mask = torch.tensor([not x for row in rows for x in row])
+    data = sample([[len(row)] for row in rows])
+    data.data[PROMPT_MASK][:] = mask
+    gen = GenerationHyperparameters(max_new_tokens=100)
+    settings = PPOSettings(gen=gen, advantage=estimator("grpo"), overlong_buffer_len=20)
+    found, _ = _penalise_length(torch.zeros(4), data, settings, DataParallel())
+    assert found.tolist() == [-0.5, 0.0, -0.75, 0.0]  # 90, 60, 95 and no tokens
+
+
+def test_the_longest_run_of_each_sequence():
+    torch.manual_seed(0)
+    lengths = [0, 1, 2, 7, 0, 30, 1, 12, 0]
+    for share in (0.0, 0.3, 0.7, 1.0):
+        mask = torch.rand(sum(lengths)) < share
+        wanted, start = [], 0
+        for length in lengths:
+            text = "".join(" x"[bool(b)] for b in mask[start : start + length])
+            wanted.append(max(map(len, text.split()), default=0))
+            start += length
+        assert longest_runs(mask, lengths).tolist() == wanted
+    assert longest_runs(torch.zeros(0, dtype=torch.bool), [0, 0]).tolist() == [0, 0]
 
 
 def test_groups_of_equal_scores_whatever_their_sign():

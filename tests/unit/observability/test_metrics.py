@@ -311,13 +311,22 @@ def test_a_step_s_rows_cost_a_write_each_a_listing_and_a_reading_of_each_link(
 # ---- appending ------------------------------------------------------------------------------
 
 
+LONG = b'{"text": "' + b"x" * (3 << 16) + b'"}'
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [
         (b'{"step": 1}\n{"st', b'{"step": 1}\n{"step": 2}\n'),  # torn: removed
         (b'{"step": 1}', b'{"step": 1}\n{"step": 2}\n'),  # whole but for its end: kept
         (b'{"st', b'{"step": 2}\n'),
+        (b"", b'{"step": 2}\n'),
+        (b"\n", b'\n{"step": 2}\n'),
+        (LONG, LONG + b'\n{"step": 2}\n'),  # longer than what is read at a time
+        (b'{"step": 1}\n' + LONG[:-1], b'{"step": 1}\n{"step": 2}\n'),
+        (LONG + b"\n" + LONG[:-2], LONG + b'\n{"step": 2}\n'),
     ],
+    ids=range(8),
 )
 def test_appender_mends_a_torn_end(tmp_path: Path, before: bytes, after: bytes) -> None:
     path = tmp_path / "x.jsonl"
@@ -325,6 +334,19 @@ def test_appender_mends_a_torn_end(tmp_path: Path, before: bytes, after: bytes) 
     with JsonlAppender(path) as file:
         file.append({"step": 2})
     assert path.read_bytes() == after
+
+
+def test_an_appender_reads_a_large_files_end_alone(tmp_path: Path) -> None:
+    """Of 64 GiB of which nothing is on the disk."""
+    path = tmp_path / "x.jsonl"
+    with path.open("wb") as file:
+        file.seek(1 << 36)
+        file.write(b'\n{"step": 1}\n{"st')
+    with JsonlAppender(path) as made:
+        made.append({"step": 2})
+    with path.open("rb") as file:
+        file.seek(1 << 36)
+        assert file.read() == b'\n{"step": 1}\n{"step": 2}\n'
 
 
 def test_full_disk_is_an_error_with_a_way_out_and_no_half_line(

@@ -61,6 +61,33 @@ LORA = {"lora": {"rank": 4, "target_modules": ["q", "v"]}, "recompute": 1, "cpu_
 
 
 @pytest.mark.parametrize(
+    ("agent", "server", "answer", "setting"),
+    [
+        ("math_single_step", {}, 7, None),
+        ("python", {}, 2048 - 30, "schedule.server_args.max_tokens"),
+        ("chat", {"max_tokens": 500}, 470, "schedule.server_args.max_tokens"),
+        ("chat", {"max_tokens": 9999}, 2048 - 30, "schedule.server_args.max_tokens"),
+        ("chat", {"max_tokens": 20}, 7, "schedule.server_args.max_tokens"),
+    ],
+)
+def test_an_agents_answer_may_fill_its_context(agent, server, answer, setting) -> None:
+    shapes = {"actor": replace(TINY, max_positions=2048)}
+    data = [Parts(args={"max_prompt_len": 30})]
+    config = Parts(
+        model_rpcs=[call("a", "train_step", args={"gen": {"max_new_tokens": 7}})],
+        model_worker=[],
+        rollout_worker=[Parts(datasets=data, agent=agent)],
+        generation_server=[Parts(backend_type="embedded", backend_args=server)],
+    )
+    assert memory.step_sizes(config, shapes).answer_tokens == answer
+    assert memory.step_sizes(config).answer_tokens == 7  # a server has one answer at a time
+    episode = memory.longest_episode(config, shapes)
+    assert (episode and episode[1]) == setting
+    unknown = {"actor": replace(TINY, max_positions=0)}
+    assert memory.step_sizes(config, unknown).answer_tokens in (7, 470, 9999 - 30)
+
+
+@pytest.mark.parametrize(
     ("backend", "limits", "held", "role"),
     [
         ({}, [(None, None)], [0, (), False, False, None, None], [False, False, None]),

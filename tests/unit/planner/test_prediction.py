@@ -314,6 +314,23 @@ def test_predicted_and_measured_are_told_side_by_side(file_root: Path) -> None:
     assert "4.700 s" in page
 
 
+def test_events_are_read_a_few_times_however_many_steps_there_are(file_root: Path) -> None:
+    class Counted(list):
+        reads = 0
+
+        def __iter__(self):
+            self.reads += 1
+            return super().__iter__()
+
+    many, few = Counted(events(40)), Counted(events(4))
+    record = PredictionRecord(basis="h100", step_s=4.7, calls={"ref_inf": 2.5})
+    plan = split_plan()
+    for found in (many, few):
+        assert predicted_rows(record, found)
+        assert profile_of(found, plan, device_of("h100")).calls
+    assert many.reads == few.reads
+
+
 def test_bars_are_as_long_as_their_calls_and_like_workers_share_a_line() -> None:
     parents = {"a": frozenset[str](), "b": frozenset({"a"})}
     works = [

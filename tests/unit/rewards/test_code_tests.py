@@ -176,6 +176,42 @@ def test_what_is_no_test_is_refused(tests: list[dict[str, Any]]) -> None:
         code_tests.grade(BLOCK, tests, boxes, BoxLimits())
 
 
+SUMS = [{"stdin": "1\n2", "stdout": "3\n"}]
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        (SUMS, SUMS),
+        (json.dumps(SUMS), SUMS),
+        ({"inputs": ["1\n2"], "outputs": ["3\n"]}, SUMS),  # TACO, APPS
+        (json.dumps({"inputs": [["1", "2"]], "outputs": ["3\n"]}), SUMS),
+        ([{"input": "1\n2", "output": "3\n", "testtype": "stdin"}], SUMS),  # LiveCodeBench
+        ([{"code": "assert f(1) == 1"}], [{"code": "assert f(1) == 1"}]),
+        ({"inputs": ["1"], "outputs": []}, None),
+        ({"inputs": [[1]], "outputs": [[2]], "fn_name": "f"}, None),
+        ("no JSON", None),
+        (None, None),
+        (3, None),
+    ],
+)
+def test_tests_are_read_as_data_sets_have_them(given: Any, read: Any) -> None:
+    assert code_tests.read_tests(given) == read
+    rule = CodeTests()
+    if read is None:
+        with pytest.raises(DataError):
+            rule.check_record({"tests": given})
+    else:
+        rule.check_record({"tests": given})
+
+
+def test_a_test_that_calls_a_function_is_told_as_what_it_is() -> None:
+    test = {"input": "[1]", "output": "2", "testtype": "functional"}
+    with pytest.raises(DataError) as refused:
+        CodeTests().check_record({"tests": [test]})
+    assert "testtype" in refused.value.what
+
+
 @pytest.mark.parametrize(
     ("name", "least", "less"),
     [("boxes_at_once", 1, 0), ("mem", 32, 31), ("wall_s", 1e-9, 0.0), ("cpu_s", 1e-9, 0.0)],

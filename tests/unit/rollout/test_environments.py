@@ -17,12 +17,14 @@ from realsys.api import registry
 from realsys.api.agent import Environment, Observation
 from realsys.api.basics import plugin_table
 from realsys.api.data import MicroBatchSpec
-from realsys.api.errors import ConfigError, DataError
+from realsys.api.errors import ConfigError, DataError, RolloutError
 from realsys.api.model import Model, ModelName, ParallelGroups, ProcessTopology
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.math_reward import MathRewardInterface
 from realsys.rollout.environments.calculator import Calculator, NotArithmetic, evaluate
 from realsys.rollout.environments.math_question import FEEDBACK, MathVerify
+from realsys.rollout.worker.episode_tries import fault_of
+from realsys.transport.rollout_messages import TryFault
 
 RECORD = {"prompt": "What is 40 + 2?", "answer": "42"}
 
@@ -37,6 +39,15 @@ def play(environment: Environment, *actions: str) -> list[Observation]:
         return said
 
     return asyncio.run(episode())
+
+
+@pytest.mark.parametrize("made", [MathVerify(reward=""), Calculator(reward="")])
+def test_without_a_rule_an_episode_that_the_agent_did_not_reward_has_failed(made):
+    """And is played again, as after other mistakes of an agent's code: its record is not at fault."""
+    with pytest.raises(RolloutError) as failed:
+        play(made, "42")
+    assert "task.reward" in failed.value.where
+    assert fault_of(failed.value) is TryFault.FAILED
 
 
 class Words:

@@ -13,6 +13,7 @@ from near import assert_near
 
 from realsys.api.agent import Episode, Trajectory
 from realsys.api.basics.reward import EPISODES, PARTS
+from realsys.api.errors import DataError
 from realsys.backends.hf.data_parallel import DataParallel
 from realsys.data.sequence_sample import SequenceSample
 from realsys.interfaces.interface_arguments import PPOSettings
@@ -184,6 +185,24 @@ def test_a_record_that_was_set_aside_has_no_note_that_fits() -> None:
     other = episodes_sample("c", [episode(1.0, (0.0,), {})], metadata={EPISODES: "[]"})
     assert EpisodeGroups.of(other, CPU).group_E.tolist() == [0]
     assert EpisodeGroups.of(other, CPU).episode_B is None
+
+
+@pytest.mark.parametrize("note", ['[[0, ""]]', '[[0, ""], [0, ""], [1, ""]]'])
+def test_a_note_of_other_sequences_is_an_error(note: str) -> None:
+    """Groups would compare branches as if they were episodes, and nobody would know."""
+    two = episodes_sample("c", [episode(1.0, (0.0, 0.0), {})], metadata={EPISODES: note})
+    with pytest.raises(DataError) as found:
+        EpisodeGroups.of(two, CPU)
+    assert "id c" in found.value.where
+
+
+def test_parts_of_other_answers_are_an_error() -> None:
+    data = batch(ALONE)
+    few = {**data.meta.metadata, PARTS: (json.dumps([{"x": 1.0}]),)}
+    wrong = replace(data, meta=replace(data.meta, metadata=few))
+    with pytest.raises(DataError) as found:
+        advantages(wrong, "gdpo")
+    assert "id a" in found.value.where
 
 
 def test_one_branch_each_needs_no_numbers() -> None:

@@ -413,8 +413,9 @@ def test_nearly_too_long_answers_score_less():
         gen=gen, advantage=estimator("dr_grpo"), overlong_buffer_len=4, overlong_penalty_factor=2.0
     )
     made = prepare_experience(batch(), settings, kl_coef=0.0, ranks=DataParallel())
-    # Lengths 5, 4; 3, 5; 4, 2; 2, 6, of which 5 loses 1/4 · 2 and 6 loses 1. Observations don't count.
-    scores = torch.tensor([1 - 0.5, 0, 0.5, 2 - 0.5, 0, 1, 3, -1])
+    # Lengths 3 and 2, 4; 3, 5; 4, 2; 2, 6, of which 5 loses 1/4 · 2 and 6 loses 1. Behind an observation
+    # another answer begins.
+    scores = torch.tensor([1, 0, 0.5, 2 - 0.5, 0, 1, 3, -1])
     means = scores.view(4, 2).mean(1, keepdim=True)
     expected = (scores.view(4, 2) - means).flatten()
     found = [
@@ -424,7 +425,7 @@ def test_nearly_too_long_answers_score_less():
         )
     ]
     assert_near(torch.stack(found), expected)
-    assert made.stats["reward/overlong_penalty"] == near(-2.0 / 8)
+    assert made.stats["reward/overlong_penalty"] == near(-1.5 / 8)
 
 
 # ---- answers with holes -----------------------------------------------------------------------------

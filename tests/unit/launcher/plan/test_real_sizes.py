@@ -28,6 +28,7 @@ from launcher.plan.plan_view import server_rows
 from launcher.plan.resolve import resolve
 from launcher.submit.planning import make_plan
 from realsys.api.cluster import ClusterSpec
+from realsys.api.plan import LaunchPlan
 from realsys.api.scheduling import GroupOptions, SchedulingOptions, WorkerType
 from realsys.generation.embedded_settings import EmbeddedSettings, stages_on_gpu
 from realsys.generation.http.served_engine import FetchedWeights
@@ -538,3 +539,39 @@ def test_a_search_without_a_plan_that_fits_says_what_is_too_large_and_what_helps
     fix = told.partition("fix:")[2]
     assert "--gpus" in fix
     assert "recompute=true" in fix  # the rest depends on how far the search has come
+
+
+# ---- episodes of several turns ------------------------------------------------------------------------
+
+
+@pytest.mark.thorough
+def test_an_agents_episodes_are_counted_as_long_as_they_may_be(given: Path) -> None:
+    """The plan of one answer says "fits", and an episode that fills its context would not."""
+    site = str(given / "h100.yaml")
+
+    def plan(*settings: str, tokens: int | None = 4096) -> LaunchPlan:
+        limit = "none" if tokens is None else tokens
+        limits = (f"actor.max_tokens_per_mb={limit}", f"ref.max_tokens_per_mb={limit}")
+        usual = ("schedule=async", "scheduling.generation_server.gpu=1", "gen.max_new_tokens=2048")
+        words = words_of(given, "7b", *usual, *limits, *settings)
+        return make_plan("grpo-math", words, cluster=site)
+
+    plan()
+    with pytest.raises(ModelsTooLarge) as refused:
+        plan("task.agent=chat")
+    fix = refused.value.problems[0].fix
+    assert "actor.recompute=true" in fix
+    assert "schedule.server_args.max_tokens=N" in fix
+    declared = "schedule.server_args.max_tokens=3072"
+    plan("task.agent=chat", declared)
+    plan("task.agent=chat", "actor.recompute=true")
+
+    def advised(made: LaunchPlan) -> list[str]:
+        return [text for text in made.warnings if "max_tokens_per_mb=3072" in text]
+
+    few = ("task.agent=chat", declared, "train_bs_n_seqs=32", "actor.recompute=true")
+    assert len(advised(plan(*few, tokens=None))) == 1
+    assert not advised(plan(*few))
+    with pytest.raises(ModelsTooLarge) as refused:
+        plan("task.agent=chat", "actor.recompute=true", tokens=None)
+    assert "actor.max_tokens_per_mb=32768" in refused.value.problems[0].fix

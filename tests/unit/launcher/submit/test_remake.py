@@ -30,7 +30,7 @@ from launcher.submit.remake import RequestedChanges
 from launcher.submit.submit import make_trial, record_of, resubmit, trial_lock
 from launcher.trials.status import trial_view
 from launcher.trials.submission import Submission
-from realsys.api.basics.reward import WITH_QUESTION
+from realsys.api.basics.reward import GOES_ON, WITH_QUESTION
 from realsys.api.cluster import ClusterSpec, PartitionSpec, SlurmSpec
 from realsys.api.errors import ClusterError, ConfigError, ConfigErrors, RealsysError, TrialError
 from realsys.api.experiment import ChosenSetting
@@ -359,6 +359,22 @@ def test_a_plan_that_this_code_would_not_make_is_not_changed(site: Site) -> None
     assert "revision abc123" in refusal.value.fix
     assert everything(files.root) == before
     assert site.resume(files) == read_plan(files.plan)
+
+
+def test_a_mixture_of_an_older_trial_begins_its_epochs_as_before(site: Site) -> None:
+    at = ("task", "sft.task")
+    sources = [f"{task}.sources.{name}=math" for task in at for name in "ab"]
+    files = site.launched(
+        *(f"{task}=mixture" for task in at), *sources, "task.weights.a=2", *CONSTANT
+    )
+
+    def before(plan: dict[str, Any]) -> None:
+        (data,) = plan["phases"][-1]["config"]["model_worker"][0]["datasets"]
+        assert data["args"].pop(GOES_ON)
+
+    write_plan_text(files, before)
+    plan = site.resume(files, "exp_ctrl.save_freq_steps=7")
+    assert GOES_ON not in plan_text(plan)
 
 
 def test_rules_of_an_older_trial_go_on_without_the_questions_text(site: Site) -> None:

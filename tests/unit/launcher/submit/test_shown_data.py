@@ -78,6 +78,39 @@ def test_a_prompt_is_shown_with_the_known_answer_of_every_phase(words: list[str]
     assert shown("grpo-math", tuned, phase="sft").records == shown("sft-math", words).records
 
 
+@pytest.mark.parametrize(
+    ("given", "prompt", "said"),
+    [
+        ((), "<|user|>Q<eos>\n<|assistant|>", ()),
+        (("task.agent=math_multi_turn",), "<|user|>Q<eos>\n<|assistant|>", ()),
+        (
+            ("task.agent=chat", "task.agent_args.system=Be brief."),
+            "<|system|>Be brief.<eos>\n<|user|>Q<eos>\n<|assistant|>",
+            ("chat",),
+        ),
+        (
+            ("task.agent=chat", "task.env=mcp", "task.env_args.url=http://127.0.0.1:1/mcp"),
+            "<|user|>Q<eos>\n<|assistant|>",
+            ("chat", "mcp"),
+        ),
+        (
+            ("task.agent=command", "task.agent_args.command=true"),
+            "<|user|>Q<eos>\n<|assistant|>",
+            ("command",),
+        ),
+    ],
+)
+def test_an_agents_prompt_is_shown_as_far_as_it_is_known(
+    words: list[str], tmp_path: Path, given: tuple[str, ...], prompt: str, said: tuple[str, ...]
+) -> None:
+    (tmp_path / "q.jsonl").write_text((json.dumps({"prompt": "Q", "answer": "7"}) + "\n") * 5)
+    rl = [f"task.path={tmp_path}/q.jsonl", "task.eval_size=2", f"actor.path={tmp_path}/m"]
+    found = shown("grpo-math", [*rl, "schedule=async", *given])
+    assert found.records[0].parts == ((prompt, False),)
+    assert bool(found.prompt) == bool(said)
+    assert all(repr(name) in found.prompt for name in said)
+
+
 def test_what_is_missing_is_told(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with golden.raises(ConfigError):
         shown("ppo-math", [])

@@ -41,12 +41,12 @@ def test_an_environments_records_are_a_task_without_a_rule_of_ones_own(records: 
     assert not list(task.reward_problems())
 
 
-def test_the_trainer_asks_held_out_records_only_where_a_rule_scores_them(records: str) -> None:
+def test_held_out_records_are_played_also_where_a_rule_is_named(records: str) -> None:
     held_out: dict[str, Any] = {"path": records, "eval_path": records, "eval_size": 1}
     task = VerifiersTask(**held_out)
     assert whats(task) == ""
-    assert (task.scores_answers, task.num_held_out, task.is_played) == (False, 1, True)
-    assert VerifiersTask(**held_out, reward="math_verify").scores_answers
+    assert (task.num_held_out, task.is_played) == (1, True)
+    assert VerifiersTask(**held_out, reward="math_verify").is_played
 
 
 @pytest.mark.parametrize("agent", ["harbor", "verifiers"])
