@@ -1,6 +1,6 @@
 """Plays an outsider's case against the endpoint of an agent in this process, over real sockets.
 
-For outsider_endpoint.py. The policy is case_policy.py's, the client raw_client.py's; all between them is the
+For outsider_endpoint.py. The policy is case_policy.py's, the client raw_client.py's; between them is the
 product: ``EndpointAgent.run_episode`` with a ``play`` that does what the case says.
 """
 

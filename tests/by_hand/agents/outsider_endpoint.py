@@ -3,11 +3,12 @@
     python tests/by_hand/agents/outsider_endpoint.py     writes results/outsider_endpoint.json
     python tests/by_hand/agents/outsider_endpoint.py --file streams --only TEXT     writes nothing
 
-Plays the cases of outsider/streams.jsonl, full_context.jsonl and requests.jsonl (README.md beside them says
-how they are written) against the endpoint of an agent in this process, with raw sockets, and compares replies
-and trained tokens with what was expected. A line tells of each case that is otherwise. Expectations that are
-wrong, or that the project has decided otherwise, stand in outsider_endpoint_judged.toml with the reason: they
-are counted apart, and no problem, as long as nothing else of their case is otherwise.
+Plays the cases of outsider/streams.jsonl, full_context.jsonl and requests.jsonl (README.md beside
+them says how they are written) against the endpoint of an agent in this process, with raw sockets,
+and compares replies and trained tokens with what was expected. A line tells of each case that is
+otherwise. Expectations that are wrong, or that the project has decided otherwise, stand in
+outsider_endpoint_judged.toml with the reason: they are counted apart, and no problem, as long as
+nothing else of their case is otherwise.
 
 Other than written: a slow reader is ten times as fast; a policy whose client waits for the stream's head
 alone holds for twelve seconds; a policy whose answer a grammar holds ignores max_tokens, since it writes a
