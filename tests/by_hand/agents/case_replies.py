@@ -20,6 +20,7 @@ FORMATS = {
     "ipv4": r"\d{1,3}(\.\d{1,3}){3}",
     "uri": r"[A-Za-z][A-Za-z0-9+.-]*:.*",
 }
+SLACK_S = 2.0  # of a machine that others use, too
 _PROMPT_USAGE = ("prompt_tokens", "input_tokens")
 _ANSWER_USAGE = ("completion_tokens", "output_tokens")
 
@@ -96,7 +97,7 @@ def _as_expected(
                 told = message or one.text
                 yield f"status {status}, wanted {wanted}: {told!r:.160}"
                 break
-    if "seconds_at_most" in expect and got.seconds > expect["seconds_at_most"]:
+    if "seconds_at_most" in expect and got.seconds > expect["seconds_at_most"] + SLACK_S:
         yield f"it took {got.seconds:.1f} s, wanted {expect['seconds_at_most']}"
     if "memory_mb_at_most" in expect and made.memory_mb > expect["memory_mb_at_most"]:
         yield f"memory grew by {made.memory_mb:.0f} MB"

@@ -178,16 +178,16 @@ def _as_delivered(
                 yield f"read and not trained: {got.texts.get(index, '')!r:.80}; trained {texts!r:.150}"
                 continue
             best = min(fitting, key=lambda p: p.num_tokens)
-            if not _is_asked_again(case, made):
+            if not _is_asked_again(made):
                 unused.remove(best)
-            yield from _beyond(case, made, got, best)
+            yield from _beyond(made, got, best)
     bounds = case["expect"].get("delivered_characters", {})
     lengths = [len(text) for text in texts[:1]] or [0]
     if lengths[0] < bounds.get("at_least", 0) or lengths[0] > bounds.get("at_most", lengths[0]):
         yield f"{lengths[0]} characters are trained, wanted {bounds}"
 
 
-def _is_asked_again(case: Mapping[str, Any], made: PlayedCase) -> bool:
+def _is_asked_again(made: PlayedCase) -> bool:
     """True where several requests are for one answer."""
     return len(made.exchanges) > len(made.ask.log)
 
@@ -199,9 +199,7 @@ def _covers(text: str, got: RawExchange, index: int) -> bool:
     return read in said and got.thoughts.get(index, "").strip() in text
 
 
-def _beyond(
-    case: Mapping[str, Any], made: PlayedCase, got: RawExchange, part: TrainedPart
-) -> Iterator[str]:
+def _beyond(made: PlayedCase, got: RawExchange, part: TrainedPart) -> Iterator[str]:
     """Yields it if a text is trained on that the policy held back until its client had left."""
     hold = made.ask.hold
     if not got.left or hold is None or made.ask.ran_out or part.entry is None:
@@ -209,5 +207,5 @@ def _beyond(
     tokens = part.entry.tokens
     held = (n for n in range(len(tokens) + 1) if hold(made.ask.text(tokens[:n]), n))
     most = next(held, None)
-    if most is not None and part.num_tokens > most and "steps" not in case:
+    if most is not None and part.num_tokens > most and not _is_asked_again(made):
         yield f"trained {part.num_tokens} tokens, and {most} were sampled while the client was there"

@@ -23,7 +23,7 @@ class RawRequest:
     """What is sent, and how.
 
     Attributes:
-        pieces: of the body, in place of ``body``: made as they are sent. ``size``: all of them; None: in chunks.
+        pieces: of the body, in place of ``body``: made as they are sent. ``size``: of all; None: in chunks.
         bytes_per_s: of the body; ``half``: it stops at the middle.
         leave: when the client leaves, see the README; None: it does not. ``last_text``: characters.
         read_per_s: bytes; 0: nothing is read.
