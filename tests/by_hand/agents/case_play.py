@@ -236,7 +236,8 @@ class _Player:
                 problem = step["raise"]
             elif "exit" not in step:
                 copies = case.get("copies", 1)
-                made.exchanges += await asyncio.gather(*[self._asked(step) for _ in range(copies)])
+                asked = (self._asked(step, after_s=0.003 * i) for i in range(copies))
+                made.exchanges += await asyncio.gather(*asked)
         if (path := (case["expect"].get("same_prompt_as_without"))) is not None:
             await self._without(case["body"], path)
         if beside is not None:
@@ -253,8 +254,10 @@ class _Player:
         got = await exchange(self._port, sent, asked=self._made.ask.asked, on_end=lambda: None)
         self._made.statuses.append(got.status)
 
-    async def _asked(self, step: Mapping[str, Any]) -> RawExchange:
+    async def _asked(self, step: Mapping[str, Any], *, after_s: float = 0.0) -> RawExchange:
         made = self._made
+        if after_s:  # many at once would be this client's own work
+            await asyncio.sleep(after_s)
         body = step.get("request", step.get("body"))
         if body is not None and "$FILL" in json.dumps(body) and "prompt_tokens" in step:
             target = number_of(step["prompt_tokens"], CONTEXT)

@@ -10,6 +10,7 @@ import dataclasses
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -126,11 +127,8 @@ class CaseAsk:
         return entry
 
     def _tokens(self, text: str) -> tuple[int, ...]:
-        tokenizer = self.family.tokenizer
         ending = text + (self.family.ends[0] if self.ends else "")
-        if self.as_bytes:
-            return ScriptedPolicy(self.family, []).tokens(ending)
-        return tuple(tokenizer.encode(ending))
+        return answer_tokens(self.family, ending, self.as_bytes)
 
     def text(self, tokens: Sequence[int]) -> str:
         """Decodes tokens of an answer, without the one that ends it."""
@@ -171,6 +169,14 @@ class CaseAsk:
             stopped=stopped,
             **more,
         )
+
+
+@cache
+def answer_tokens(family: ChatFamily, text: str, as_bytes: bool) -> tuple[int, ...]:
+    """Returns the tokens of a text, one a byte or those of the tokenizer."""
+    if as_bytes:
+        return ScriptedPolicy(family, []).tokens(text)
+    return tuple(family.tokenizer.encode(text))
 
 
 def _so_far(grown: list[int]) -> Callable[[], Any]:

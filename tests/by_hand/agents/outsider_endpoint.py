@@ -82,18 +82,20 @@ async def play_all(cases: Cases) -> dict[str, PlayedCase]:
         ):
             places = asyncio.Semaphore(AT_ONCE)
 
-            async def play(name: str, case: dict[str, Any]) -> None:
+            asks = {case["id"]: policy_of(case, name, FAMILY) for name, case in cases}
+
+            async def play(case: dict[str, Any]) -> None:
                 held = case.get("run", {}).get(SCHEMA) == "enforce"
                 agent: CaseAgent = enforcing if held else usual
                 async with places:
-                    made[case["id"]] = await played(agent, case, policy_of(case, name, FAMILY))
+                    made[case["id"]] = await played(agent, case, asks[case["id"]])
 
-            plain = [(n, c) for n, c in cases if not is_slow(c) and not is_measured(c)]
-            await asyncio.gather(*(play(*row) for row in plain))
-            await asyncio.gather(*(play(*row) for row in cases if is_slow(row[1])))
-            for row in cases:
-                if is_measured(row[1]):
-                    await play(*row)
+            plain = [c for _, c in cases if not is_slow(c) and not is_measured(c)]
+            await asyncio.gather(*map(play, plain))
+            await asyncio.gather(*(play(case) for _, case in cases if is_slow(case)))
+            for _, case in cases:
+                if is_measured(case):
+                    await play(case)
     return made
 
 
