@@ -19,7 +19,7 @@ from typing import Any
 
 TESTS = Path(__file__).parents[1]
 BY_HAND = TESTS / "by_hand"
-AGENTS_CHECKS = ("clients", "environments", "fuzz_histories")
+AGENTS_CHECKS = ("clients", "environments", "fuzz_histories", "outsider_endpoint")
 
 
 @dataclass(frozen=True)
