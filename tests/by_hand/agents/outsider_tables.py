@@ -138,5 +138,6 @@ def _count(counts: dict[str, dict[str, int]], of: str, status: str) -> None:
 
 
 def _short(value: object) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=True, default=str)
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    text = " ".join(text.split())
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
