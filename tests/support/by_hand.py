@@ -19,7 +19,10 @@ from typing import Any
 
 TESTS = Path(__file__).parents[1]
 BY_HAND = TESTS / "by_hand"
-AGENTS_CHECKS = ("clients", "environments", "fuzz_histories")
+AGENTS_CHECKS = (
+    *("clients", "environments", "fuzz_histories"),
+    *("outsider_calls", "outsider_gyms", "outsider_mcp", "outsider_scores"),
+)
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,16 @@
 """Are tool calls read as somebody wrote them down who has not read our readers? By hand; three minutes.
 
-    python tests/by_hand/agents/outsider_calls.py [--only TEXT] [--families]  writes results/outsider_calls.json
+    python tests/by_hand/agents/outsider_calls.py [--only TEXT]  writes results/outsider_calls.json
 
-Plays outsider/tool_calls.jsonl and hostile_calls.jsonl (OUTSIDER_CALLS.md) against the form that the agents'
-endpoint takes for the family: by a chat template with the marks that the family writes, else by a renderer
-of the package. Hostile texts are read in a child, which is ended when it takes too long.
+Plays outsider/tool_calls.jsonl and hostile_calls.jsonl (OUTSIDER_CALLS.md) against the form that the
+agents' endpoint takes for the family: by a chat template with the marks that the family writes, else by a
+renderer of the package. Hostile texts are read in a child, which is ended when it takes too long; its
+processor time counts. That the event loop goes on meanwhile is not looked at: the slowest texts are told.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import math
 import os
@@ -38,6 +38,7 @@ from chat_families import FAMILIES  # noqa: E402
 from outsider_tables import (  # noqa: E402
     Outcome,
     cases,
+    ends_after,
     failed,
     joined,
     not_played,
@@ -58,11 +59,22 @@ SCHEMAS = {tool["function"]["name"]: tool["function"]["parameters"] for tool in 
 
 # The table's name of a family → that of the package renderers.
 RENDERERS = {
-    **{"qwen3": "qwen3", "qwen3-coder": "qwen3.5", "qwen3.5": "qwen3.5", "nemotron-3": "nemotron-3"},
-    **{"llama-3.1": "llama-3", "deepseek-v3": "deepseek-v3", "deepseek-r1": "deepseek-r1"},
-    **{"deepseek-v4": "deepseek-v4", "glm-4.5": "glm-4.5", "glm-5": "glm-5", "hy3": "hy3"},
-    **{"kimi-k2": "kimi-k2", "kimi-k2-thinking": "kimi-k2", "minimax-m2": "minimax-m2"},
-    **{"gemma-4": "gemma4", "gpt-oss": "gpt-oss"},
+    "qwen3": "qwen3",
+    "qwen3-coder": "qwen3.5",
+    "qwen3.5": "qwen3.5",
+    "nemotron-3": "nemotron-3",
+    "llama-3.1": "llama-3",
+    "deepseek-v3": "deepseek-v3",
+    "deepseek-r1": "deepseek-r1",
+    "deepseek-v4": "deepseek-v4",
+    "glm-4.5": "glm-4.5",
+    "glm-5": "glm-5",
+    "hy3": "hy3",
+    "kimi-k2": "kimi-k2",
+    "kimi-k2-thinking": "kimi-k2",
+    "minimax-m2": "minimax-m2",
+    "gemma-4": "gemma4",
+    "gpt-oss": "gpt-oss",
 }
 # What stands in templates besides the calls and thoughts that they write.
 _LLAMA = "<|start_header_id|> <|end_header_id|> <|eot_id|>"
@@ -74,7 +86,7 @@ TEMPLATE = (
     "{%- for m in messages -%}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}"
     "{%- endfor -%}{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
 )
-_MARKS = re.compile(r"<[^<>]*>|\[/?[A-Z_]+\]")
+_MARKS = re.compile(r"<\|channel>thought|<[^<>]*>|\[/?[A-Z_]+\]")
 
 
 # ---- the one place that knows how the endpoint reads ---------------------------------------------
@@ -297,15 +309,25 @@ def families_of_forms() -> dict[str, list[str]]:
     return {**families, "all": list(ours.values())}
 
 
-def play_hostile(case: dict[str, Any], families: Mapping[str, list[str]], reader: Child) -> Outcome:
-    """Reads a text, and one half as long, in each of the forms that the table names."""
-    expect, problems, group = case["expect"], [], ""
+def play_hostile(
+    case: dict[str, Any],
+    families: Mapping[str, list[str]],
+    reader: Child,
+    seconds: dict[str, float],
+) -> Outcome:
+    """Reads a text, and one half as long, in each of the forms that the table names.
+
+    Args:
+        seconds: gets how long the slowest of them took.
+    """
+    expect, problems = case["expect"], []
     chosen = list(dict.fromkeys(f for form in case["forms"] for f in families.get(form, ())))
     if not chosen:
         return not_played(case, "no family has this form")
     for family in chosen:
         name = form_of(family).name
         full_s, calls, problem = reader.read(family, case, half=False)
+        seconds[case["id"]] = round(max(full_s, seconds.get(case["id"], 0.0)), 3)
         if problem:
             problems.append(f"{family} by {name} {problem}")
             continue
@@ -313,11 +335,12 @@ def play_hostile(case: dict[str, Any], families: Mapping[str, list[str]], reader
             problems.append(f"{family} by {name} reads {calls} calls")
         if full_s > expect["seconds_at_most"]:
             problems.append(f"{family} by {name} takes {full_s:.2f} s")
-        if full_s > TIMED_S and (ratio := _ratio(family, case, reader)) > (
-            expect["twice_as_long_takes_at_most"]
+        if (
+            full_s > TIMED_S
+            and (ratio := _ratio(family, case, reader)) > (expect["twice_as_long_takes_at_most"])
         ):
             problems.append(f"{family} by {name} takes {ratio:.1f} times as long as for half")
-    return failed(case, "; ".join(problems), group=group) if problems else passed(case)
+    return failed(case, "; ".join(problems)) if problems else passed(case)
 
 
 def _ratio(family: str, case: dict[str, Any], reader: Child) -> float:
@@ -335,24 +358,40 @@ def main() -> int:
     parser.add_argument("--only", default="", help="cases with this in their id; writes no result")
     options = parser.parse_args()
     check = HandCheck(__file__)
+    ends_after(3600)
     calls = [play_call(case) for case in cases("tool_calls") if options.only in case["id"]]
-    told = tell("tool_calls", calls)
+    calls.sort(key=lambda outcome: not form_of(outcome.id.split("/")[0]).syntax)  # unread ones last
+    told = tell("tool_calls", calls, with_problems=bool(options.only))
     families, reader = families_of_forms(), Child()
-    hostile = []
+    hostile, seconds = [], dict[str, float]()
     try:
         for case in cases("hostile_calls"):
             if options.only in case["id"]:
-                hostile.append(play_hostile(case, families, reader))
+                hostile.append(play_hostile(case, families, reader, seconds))
     finally:
         reader.end()
-    told_hostile = tell("hostile_calls", hostile)
+    told_hostile = tell("hostile_calls", hostile, with_problems=bool(options.only))
+    slowest = dict(sorted(seconds.items(), key=lambda pair: -pair[1])[:5])
+    sys.stdout.write(f"families that are read: {of_read(calls)}\nslowest texts, s: {slowest}\n")
     if options.only:
         return 0
     return check.write(
         "tool calls as an outsider wrote them down, and texts that were made to break readers",
-        [*told.problems, *told_hostile.problems],
+        [*told_hostile.problems, *told.problems],
+        of_read_families=of_read(calls),
         tool_calls=of_result(told),
-        hostile_calls=of_result(told_hostile),
+        hostile_calls={**of_result(told_hostile), "slowest_s": slowest},
+    )
+
+
+def of_read(calls: list[Outcome]) -> dict[str, int]:
+    """Counts the cases of families for which there is a form with calls, judged ones as failed."""
+    return dict(
+        Counter(
+            f"{'certain' if call.certain else 'not certain'}, {call.status}"
+            for call in calls
+            if form_of(call.id.split("/")[0]).syntax
+        )
     )
 
 

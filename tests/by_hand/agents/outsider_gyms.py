@@ -17,12 +17,11 @@ import math
 import socket
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 from aiohttp import web
 
 HERE = Path(__file__).resolve().parent
@@ -31,9 +30,24 @@ sys.path[:0] = [str(HERE.parents[2]), str(HERE.parents[1] / "support"), str(HERE
 from by_hand import HandCheck  # noqa: E402
 from letter_chat import ScriptedPolicy, host, task  # noqa: E402
 from openenv_double import OpenEnvDouble, error, observed  # noqa: E402
+from outsider_gym_servers import (  # noqa: E402
+    Gym,
+    Late,
+    Script,
+    body_script,
+    forgetful,
+    half,
+    hanging,
+    redirecting,
+    status_script,
+    unasking,
+    well,
+    zipped,
+)
 from outsider_tables import (  # noqa: E402
     Outcome,
     cases,
+    ends_after,
     failed,
     not_played,
     of_result,
@@ -90,53 +104,15 @@ class Unscored(Environment):
         raise AssertionError("the reward is Gym's")
 
 
-Script = Callable[["Gym", web.Request, int], Awaitable[web.StreamResponse]]
-
-
-class Gym:
-    """An agent's server that answers ``/run`` by a script, which gets the number of the request."""
-
-    def __init__(self, script: Script, path: str = "/run") -> None:
-        self._script, self._path = script, path
-        self.policy_url, self.num, self.port = "", 0, 0
-        self.asked: list[tuple[int, str]] = []
-
-    async def start(self) -> None:
-        """Listens, again where it listened before."""
-        app = web.Application()
-        app.add_routes([web.post("/run", self._run), web.post("/run/", self._run)])
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
-        self.port = self._runner.addresses[0][1]
-
-    async def stop(self) -> None:
-        """Ends, and refuses connections."""
-        await self._runner.cleanup()
-
-    async def ask(self, request: web.Request, *, metadata: bool = True) -> None:
-        """Asks the policy as Gym's model server does."""
-        params = (await request.json())["responses_create_params"]
-        if not metadata:
-            params = {k: v for k, v in params.items() if k != "metadata"}
-        async with (
-            aiohttp.ClientSession() as client,
-            client.post(f"{self.policy_url}/responses", json=params) as answer,
-        ):
-            self.asked.append((answer.status, await answer.text()))
-
-    async def _run(self, request: web.Request) -> web.StreamResponse:
-        self.num += 1
-        return await self._script(self, request, self.num)
-
-
 async def run_gym(gym: Gym, *, away_first: bool = False, **args: Any) -> Run:
     """Plays an episode on a server, as often as a worker would."""
     run = Run()
     await gym.start()
     url = f"http://127.0.0.1:{gym.port}"
     with tempfile.TemporaryDirectory() as folder:
-        agent = NemoGymAgent(gym_url=url, failed_reward=FAILED_REWARD, **args)
+        # An agent asks a server that is busy again as long as an episode may take
+        given = {"timeout_s": 15.0, **args}
+        agent = NemoGymAgent(gym_url=url, failed_reward=FAILED_REWARD, **given)
         await agent.open(host(Path(folder)))
         gym.policy_url = agent.model_url
         if away_first:
@@ -161,119 +137,6 @@ async def run_gym(gym: Gym, *, away_first: bool = False, **args: Any) -> Run:
             await gym.stop()
     run.asked = gym.asked
     return run
-
-
-def status_script(status: int, *, times: int = 10**9, ask: bool = True, **headers: str) -> Script:
-    """Answers with a status so many times, then well."""
-
-    async def script(gym: Gym, request: web.Request, number: int) -> web.StreamResponse:
-        if number <= times:
-            if ask:
-                await gym.ask(request)
-            body = json.dumps({"error": f"this is wrong, {status}"})
-            return web.Response(status=status, text=body, headers=headers)
-        return await well(gym, request, number)
-
-    return script
-
-
-def body_script(body: str | bytes, *, times: int = 10**9, **more: Any) -> Script:
-    """Asks the policy and answers with a body so many times, then well."""
-
-    async def script(gym: Gym, request: web.Request, number: int) -> web.StreamResponse:
-        if number > times:
-            return await well(gym, request, number)
-        await gym.ask(request)
-        raw = body.encode() if isinstance(body, str) else body
-        return web.Response(body=raw, **{"content_type": "application/json", **more})
-
-    return script
-
-
-async def well(gym: Gym, request: web.Request, number: int) -> web.StreamResponse:
-    """Asks the policy, rewards it with 1."""
-    del number
-    await gym.ask(request)
-    return web.json_response({"reward": 1.0, "response": {}})
-
-
-async def half(gym: Gym, request: web.Request, number: int) -> web.StreamResponse:
-    """Closes the connection within the first answer's JSON."""
-    if number > 1:
-        return await well(gym, request, number)
-    await gym.ask(request)
-    response = web.StreamResponse(headers={"Content-Length": "100"})
-    await response.prepare(request)
-    await response.write(b'{"reward": 1')
-    assert request.transport is not None
-    request.transport.close()
-    return response
-
-
-async def hanging(gym: Gym, request: web.Request, number: int) -> web.StreamResponse:
-    """Asks, and never answers."""
-    del number
-    await gym.ask(request)
-    await asyncio.sleep(LIMIT_S)
-    return web.Response()
-
-
-async def unasking(gym: Gym, request: web.Request, number: int) -> web.StreamResponse:
-    """Rewards what the policy never said."""
-    del gym, request, number
-    return web.json_response({"reward": 1.0})
-
-
-async def forgetful(gym: Gym, request: web.Request, number: int) -> web.StreamResponse:
-    """Drops the metadata of the policy's request, and fails as Gym does when its model server does."""
-    del number
-    await gym.ask(request, metadata=False)
-    return web.Response(status=500, text=gym.asked[-1][1])
-
-
-async def redirecting(gym: Gym, request: web.Request, number: int) -> web.StreamResponse:
-    """Redirects to the same path with a slash."""
-    if request.path == "/run":
-        raise web.HTTPTemporaryRedirect("/run/")
-    return await well(gym, request, number)
-
-
-async def zipped(gym: Gym, request: web.Request, number: int) -> web.StreamResponse:
-    """Answers well, compressed."""
-    response = await well(gym, request, number)
-    assert isinstance(response, web.Response)
-    response.enable_compression(web.ContentCoding.gzip)
-    return response
-
-
-class Late:
-    """Asks the policy once more after ``/run`` has been answered."""
-
-    def __init__(self) -> None:
-        self.status = 0
-        self._task: asyncio.Task[None] | None = None
-
-    async def __call__(
-        self, gym: Gym, request: web.Request, number: int
-    ) -> web.StreamResponse:
-        """Answers, and asks later."""
-        response = await well(gym, request, number)
-        params = (await request.json())["responses_create_params"]
-        self._task = asyncio.create_task(self._ask(gym.policy_url, params))
-        return response
-
-    async def _ask(self, url: str, params: Any) -> None:
-        await asyncio.sleep(0.5)
-        async with (
-            aiohttp.ClientSession() as client,
-            client.post(f"{url}/responses", json=params) as answer,
-        ):
-            self.status = answer.status
-
-    async def ended(self) -> None:
-        """Waits for the late request."""
-        if self._task is not None:
-            await asyncio.wait([self._task], timeout=20)
 
 
 def _is_scored(run: Run) -> bool:
@@ -301,14 +164,18 @@ def _once(status: int) -> tuple[Script, Check]:
 
 
 def _refusal(status: int) -> tuple[Script, Check]:
-    return status_script(status), lambda run: (
-        run.is_failed and not run.errors and run.said(str(status))
-    )
+    return status_script(
+        status
+    ), lambda run: run.is_failed and not run.errors and run.said(str(status))
 
 
 NEMO: dict[str, tuple[Script, Check]] = {
     "run_ok": (well, lambda run: _is_scored(run) and not run.errors),
-    **{f"run_{s}": _refusal(s) for s in (400, 404, 413, 422)},
+    **{f"run_{s}": _refusal(s) for s in (400, 413, 422)},
+    "run_404": (  # a wrong URL, says the note
+        status_script(404),
+        lambda run: run.reward in (None, FAILED_REWARD) and run.said("404"),
+    ),
     **{f"run_{s}": _once(s) for s in (408, 429, 502, 503, 504)},
     "run_500_once": _once(500),
     "run_500_always": (status_script(500), _is_failed_by_doubt),
@@ -346,9 +213,7 @@ NEMO: dict[str, tuple[Script, Check]] = {
     "redirect": (redirecting, _is_scored),
     "gzip": (zipped, _is_scored),
     "charset": (
-        body_script(
-            '{"reward": 1.0, "note": "é"}'.encode("latin-1"), charset="latin-1"
-        ),
+        body_script('{"reward": 1.0, "note": "é"}'.encode("latin-1"), charset="latin-1"),
         _is_scored,
     ),
 }
@@ -455,8 +320,9 @@ async def steps(server: OpenEnvDouble, num: int, **args: Any) -> Steps:
 
 
 def _all_seen(*words: str) -> Callable[[Steps], bool]:
-    return lambda made: made.error is None and all(
-        w in json.dumps([o.text for o in made.said], ensure_ascii=False) for w in words
+    return lambda made: (
+        made.error is None
+        and all(w in json.dumps([o.text for o in made.said], ensure_ascii=False) for w in words)
     )
 
 
@@ -588,9 +454,7 @@ async def http_steps(statuses: Sequence[int], headers: dict[str, str]) -> tuple[
         return web.json_response({"action": {"properties": properties, "required": ["message"]}})
 
     app = web.Application()
-    app.add_routes(
-        [web.post("/step", step), web.post("/reset", reset), web.get("/schema", schema)]
-    )
+    app.add_routes([web.post("/step", step), web.post("/reset", reset), web.get("/schema", schema)])
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -616,7 +480,8 @@ async def play_http(case: dict[str, Any]) -> Outcome:
         made, _ = await http_steps([status], {})
         good = made.error is None and len(made.said) == 2
         if "told" in case["expect"]:
-            good = good and case["expect"]["told"] in made.said[0].text
+            words = (case["expect"]["told"], "VALIDATION_ERROR" if status == 422 else "HTTP")
+            good = good and any(word in made.said[0].text for word in words)
         if status in (500, 504):  # or the episode is played again, says the note
             good = good or made.error is not None
     elif name == "401":
@@ -663,7 +528,9 @@ def main() -> int:
     options = parser.parse_args()
     logging.disable(logging.ERROR)
     check = HandCheck(__file__)
-    told = tell("gyms", [played(c) for c in cases("gyms") if options.only in c["id"]])
+    ends_after(1500)
+    outcomes = [played(c) for c in cases("gyms") if options.only in c["id"]]
+    told = tell("gyms", outcomes, with_problems=bool(options.only))
     if options.only:
         return 0
     return check.write(

@@ -7,6 +7,7 @@ or why the project decides otherwise.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import sys
 import tomllib
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
 _LONGEST = 300  # characters of a value in a line
 
 
@@ -56,7 +58,9 @@ def passed(case: dict[str, Any], *, group: str = "") -> Outcome:
     return Outcome(id=case["id"], certain=_certain(case), status="passed", group=group)
 
 
-def failed(case: dict[str, Any], got: object, *, expected: object = None, group: str = "") -> Outcome:
+def failed(
+    case: dict[str, Any], got: object, *, expected: object = None, group: str = ""
+) -> Outcome:
     """Returns that a case is otherwise."""
     wanted = case["expect"] if expected is None else expected
     return Outcome(
@@ -74,19 +78,28 @@ def not_played(case: dict[str, Any], why: str, *, group: str = "") -> Outcome:
     return Outcome(id=case["id"], certain=_certain(case), status="not played", got=why, group=group)
 
 
-def tell(table: str, outcomes: Sequence[Outcome]) -> Told:
-    """Counts, and writes a line for each case that fails and is not judged."""
+def ends_after(seconds: float) -> None:
+    """Ends this process after that time, whatever it waits for."""
+    faulthandler.dump_traceback_later(seconds, exit=True)
+
+
+def tell(table: str, outcomes: Sequence[Outcome], *, with_problems: bool) -> Told:
+    """Counts, and writes what was found.
+
+    Args:
+        with_problems: also a line for each case that fails and is not judged.
+    """
     judged = tomllib.loads((HERE / "outsider_judged.toml").read_text()).get(table, {})
     told = Told()
     for outcome in outcomes:
-        reason = next((why for form, why in judged.items() if fnmatchcase(outcome.id, form)), None)
+        reason = _reason(outcome, judged)
         status = "judged" if outcome.status == "failed" and reason else outcome.status
         of = "certain" if outcome.certain else "not certain"
         _count(told.rates, of, status)
         if outcome.group:
             _count(told.groups, outcome.group, status)
         if status == "judged":
-            told.judged[outcome.id] = str(reason)
+            told.judged[outcome.id] = reason
         elif status == "not played":
             told.not_played.setdefault(outcome.got, []).append(outcome.id)
         elif status == "failed":
@@ -95,12 +108,25 @@ def tell(table: str, outcomes: Sequence[Outcome]) -> Told:
             told.problems.append(line)
         elif outcome.id in judged:
             told.judged_but_passed.append(outcome.id)
-    _write(table, told)
+    _write(table, told, with_problems=with_problems)
     return told
 
 
-def _write(table: str, told: Told) -> None:
-    lines = [f"== {table}", *told.problems]
+def _reason(outcome: Outcome, judged: dict[str, Any]) -> str:
+    """Returns why an outcome is right though it is not the table's; empty: it is not judged.
+
+    An entry may say of what it does not hold: ``unless`` stands in what is otherwise.
+    """
+    for form, entry in judged.items():
+        if fnmatchcase(outcome.id, form):
+            given = entry if isinstance(entry, dict) else {"why": entry}
+            unless = str(given.get("unless", ""))
+            return "" if unless and unless in outcome.got else str(given["why"])
+    return ""
+
+
+def _write(table: str, told: Told, *, with_problems: bool) -> None:
+    lines = [f"== {table}", *(told.problems if with_problems else ())]
     lines += [f"{table}, {of}: {dict(counts)}" for of, counts in told.rates.items()]
     lines += [f"  {of}: {dict(counts)}" for of, counts in told.groups.items()]
     lines += [f"not played, {why}: {' '.join(ids)}" for why, ids in told.not_played.items()]
@@ -139,5 +165,5 @@ def _count(counts: dict[str, dict[str, int]], of: str, status: str) -> None:
 
 def _short(value: object) -> str:
     text = value if isinstance(value, str) else json.dumps(value, default=str)
-    text = " ".join(text.split())
+    text = " ".join(text.replace(sys.executable, "python").replace(f"{ROOT}/", "").split())
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

@@ -146,7 +146,9 @@ def _called(params: Mapping[str, Any], case: str, more: Mapping[str, Any]) -> di
     if case == "result/jsonrpc_error":
         return _error(-32602, "wrong arguments", data={"a": 1})
     if case == "new/input_required":
-        asking = {"method": "elicitation/create", "params": {"message": "which?"}}
+        schema = {"type": "object", "properties": {"q": {"type": "string"}}}
+        params = {"message": "which?", "requestedSchema": schema, "mode": "form"}
+        asking = {"method": "elicitation/create", "params": params}
         wanted = {"resultType": "input_required", "inputRequests": {"q": asking}}
         return {"result": {**wanted, "requestState": "s"}}
     if case == "env/secret":
