@@ -37,6 +37,13 @@ class ChatMessage:
     name: str = ""
 
 
+class Unserved(StrEnum):
+    """What becomes of tools and parts of messages that a policy of text can't take."""
+
+    REFUSE = "refuse"
+    DROP = "drop"  # tools are left out, and a short text stands for a part
+
+
 class ToolChoice(StrEnum):
     """Whether the policy may call tools; ``ONE`` names which."""
 
@@ -67,6 +74,7 @@ class ChatRequest:
             endpoint allows it.
         schema: JSON schema that the reply must follow; None: free text. ``schema_field``: where it stands
             in the client's body, for errors.
+        left_out: kinds of tools and parts that the body had and these fields have not, see ``Unserved``.
         retries: how often the client says that it sent this request before (``x-stainless-retry-count``).
         idempotency_key: of the client, or empty.
     """
@@ -89,6 +97,7 @@ class ChatRequest:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     schema: Mapping[str, Any] | None = None
     schema_field: str = "response_format"
+    left_out: tuple[str, ...] = ()
     retries: int = 0
     idempotency_key: str = ""
 

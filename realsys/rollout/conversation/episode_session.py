@@ -33,6 +33,7 @@ from realsys.rollout.conversation.chat_messages import (
     TokenLogprob,
     ToolCall,
     ToolChoice,
+    Unserved,
 )
 from realsys.rollout.conversation.chat_rendering import ChatRenderer, RenderedChat, request_args
 from realsys.rollout.conversation.continued_answer import check_continued, text_behind, with_reply
@@ -98,6 +99,7 @@ class SessionSettings:
         end_ids: tokens that end an answer, not part of its text.
         max_calls: requests of one episode, above which it fails: an agent in a loop.
         special: special tokens of the tokenizer, their ids by text; for schemas that are enforced.
+        unserved: what becomes of tools and parts of messages that the policy can't take.
     """
 
     renderer: ChatRenderer
@@ -109,6 +111,7 @@ class SessionSettings:
     max_calls: int = 1000
     schemas: SchemaUse = SchemaUse.REFUSE
     special: Mapping[str, int] = field(default_factory=dict)
+    unserved: Unserved = Unserved.REFUSE
 
 
 @dataclass(eq=False, kw_only=True)
@@ -159,6 +162,7 @@ class EpisodeSession:
     on_first_call: Callable[[], None] | None = None
     _book: CallBook[_Work] = field(default_factory=CallBook)
     _num_starts: int = 0
+    _num_left_out: int = 0  # requests that something was left out of
     _asked: list[float] = field(default_factory=list)  # when, of answers that are on their way
 
     @asynccontextmanager
@@ -178,6 +182,7 @@ class EpisodeSession:
         if self.on_first_call is not None:
             self.on_first_call()
         if is_new:
+            self._num_left_out += bool(request.left_out)
             self._start(call, request, on_text)
         assert call.work is not None
         task = call.work.task
@@ -247,7 +252,7 @@ class EpisodeSession:
         await self.close()
         self._num_starts += 1
         self.tree, self._book = AnswerTree(), CallBook()
-        self.reward, self.is_over = None, False
+        self.reward, self.is_over, self._num_left_out = None, False, 0
 
     def last_node(self) -> AnswerNode | None:
         """Returns the newest answer that the client has got."""
@@ -259,7 +264,10 @@ class EpisodeSession:
 
     def figures(self) -> dict[str, float]:
         """Returns numbers for the metrics."""
+        drops = self.settings.unserved is Unserved.DROP
+        left_out = {"left_out": float(self._num_left_out)} if drops else {}
         return {
+            **left_out,
             "calls": float(len(self.tree.nodes)),
             "branches": float(len(self.tree.leaves())),
             "unread_answers": float(self.tree.num_unread()),

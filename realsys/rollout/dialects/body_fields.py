@@ -23,6 +23,15 @@ Number = int | float
 Content = str | list[dict[str, Any]]
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _TEXT_PARTS = ("text", "input_text", "output_text")
+# Type of a part that is no text → what it is
+PART_KINDS: Mapping[str, str] = {
+    **dict.fromkeys(("image", "image_url", "input_image", "computer_screenshot"), "image"),
+    **dict.fromkeys(("audio", "audio_url", "input_audio"), "audio"),
+    **dict.fromkeys(("video", "video_url", "input_video"), "video"),
+    **dict.fromkeys(("file", "input_file", "document"), "file"),
+}
+LEFT_OUT = "[{kind} left out]"
+HOW_TO_DROP = "have it left out by task.agent_args.unserved=drop (realsys serve --unserved drop)"
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
@@ -201,12 +210,24 @@ def joined_text(content: Content | None, where: str) -> str:
                 fix="add it",
             )
         else:
-            raise refused(
-                f"a part of type {part.type!r} can't be read",
-                where=f"{where}[{i}]",
-                fix="send text: the policy reads no pictures, sounds or files",
-            )
+            raise unreadable_part(part.type, f"{where}[{i}]")
     return "".join(texts)
+
+
+def unreadable_part(kind: str, where: str) -> DataError:
+    """Returns the error of a part, or block, that is no text."""
+    drop = f", or {HOW_TO_DROP}" if kind in PART_KINDS else ""
+    return refused(
+        f"a part of type {kind!r:.60} can't be read",
+        where=where,
+        fix=f"send text: the policy reads no pictures, sounds or files{drop}",
+    )
+
+
+def unserved_tool(kind: object, where: str, form: str) -> DataError:
+    """Returns the error of a tool that is no function. ``form``: what may be sent instead."""
+    drop = f", or {HOW_TO_DROP}" if isinstance(kind, str) else ""
+    return refused(f"a tool of type {kind!r:.60} is not served", where=where, fix=form + drop)
 
 
 def sampling_of(fields: SamplingFields) -> dict[str, Any]:

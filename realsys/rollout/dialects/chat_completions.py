@@ -19,6 +19,7 @@ from realsys.rollout.conversation.chat_messages import (
     ChatResult,
     ToolCall,
     ToolChoice,
+    Unserved,
 )
 from realsys.rollout.dialects import body_fields, error_bodies, request_extras
 from realsys.rollout.dialects.body_fields import refused
@@ -29,6 +30,7 @@ from realsys.rollout.dialects.chat_stream import (
     tool_call_body,
 )
 from realsys.rollout.dialects.turn_merger import TurnMerger
+from realsys.rollout.dialects.unserved_parts import LeftOut
 
 
 class ChatFunction(msgspec.Struct):
@@ -83,18 +85,28 @@ class ChatBody(request_extras.ExtraFields, kw_only=True):
     modalities: list[str] | None = None
     functions: Any = None
     function_call: Any = None
+    web_search_options: Any = None
     echo: bool | None = None
 
 
-def read(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
+def read(
+    body: bytes, headers: Mapping[str, str], *, unserved: Unserved = Unserved.REFUSE
+) -> ChatRequest:
     """Returns what the client asks for.
 
     Raises:
         DataError: the body is malformed, or asks for what isn't served.
     """
     fields = body_fields.decoded(body, ChatBody)
-    _refuse_what_is_not_served(fields)
-    tools = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(fields.tools or ()))
+    left = LeftOut(unserved)
+    _refuse_what_is_not_served(fields, left)
+    for message in fields.messages:
+        message.content = left.content(message.content)
+    tools = tuple(
+        _tool(tool, f"tools[{i}]")
+        for i, tool in enumerate(fields.tools or ())
+        if not left.tool(tool, ("function",))
+    )
     choice, tool_name = _tool_choice(fields.tool_choice, tools)
     if fields.max_completion_tokens is not None:
         limit = body_fields.positive(fields.max_completion_tokens, "max_completion_tokens")
@@ -123,12 +135,16 @@ def read(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
         stream_usage=(fields.stream_options or {}).get("include_usage") is True,
         sampling=body_fields.sampling_of(fields),
         schema=_schema(fields.response_format),
+        left_out=tuple(left.kinds),
         retries=retries,
         idempotency_key=key,
     )
 
 
-def _refuse_what_is_not_served(fields: ChatBody) -> None:
+def _refuse_what_is_not_served(fields: ChatBody, left: LeftOut) -> None:
+    options = fields.web_search_options
+    if options is not None and not left.field("web_search_options", options):
+        raise body_fields.unserved_tool("web_search", "web_search_options", "leave it out")
     for name in ("functions", "function_call"):
         if getattr(fields, name) is not None:
             raise refused(
@@ -256,7 +272,7 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     kind, function = tool.get("type", "function"), tool.get("function")
     form = 'send {"type": "function", "function": {"name": …, "parameters": …}}'
     if kind != "function":
-        raise refused(f"a tool of type {kind!r} is not served", where=where, fix=form)
+        raise body_fields.unserved_tool(kind, where, form)
     if "function" not in tool and "name" in tool:  # as Responses has it
         raise refused("a function's fields stand in the tool itself", where=where, fix=form)
     if not isinstance(function, dict):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from realsys.api.errors import RealsysError
-from realsys.rollout.conversation.chat_messages import ChatRequest, ChatResult
+from realsys.rollout.conversation.chat_messages import ChatRequest, ChatResult, Unserved
 from realsys.rollout.dialects import anthropic_messages, chat_completions, responses_api
 
 
@@ -49,8 +49,14 @@ class StreamEncoder(Protocol):
 class Dialect(Protocol):
     """One HTTP API; a module with these functions is one."""
 
-    def read(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
-        """Returns what the client asks for. Raises DataError for what is malformed or can't be served."""
+    def read(
+        self, body: bytes, headers: Mapping[str, str], *, unserved: Unserved = Unserved.REFUSE
+    ) -> ChatRequest:
+        """Returns what the client asks for. Raises DataError for what is malformed or can't be served.
+
+        Args:
+            unserved: what becomes of tools and parts of messages that a policy of text can't take.
+        """
         ...
 
     def body(self, result: ChatResult, request: ChatRequest) -> dict[str, Any]:

@@ -58,6 +58,7 @@ logger = logging.getLogger(__name__)
 MAX_BODY_BYTES = 32 << 20
 _KEY = re.compile(r"[A-Za-z0-9._-]{8,256}")
 PING_S = 10.0  # a stream without text for so long gets a sign of life
+_KIND_CHARS, _MOST_KINDS = 80, 100  # of what is logged: clients choose the types of their tools
 MOST_WAIT_S = 60.0  # for an episode; clients ask again
 # A body must arrive within BODY_S, and as long as its bytes take at this rate.
 BODY_S, BODY_BYTES_PER_S = 30.0, 1 << 20
@@ -102,14 +103,25 @@ class _Handlers:
     def __init__(self, finder: SessionFinder) -> None:
         self._finder = finder
         self._started = time.time()
+        self._logged: set[str] = set()  # kinds of tools and parts that were left out
+
+    def _log_left_out(self, asked: ChatRequest) -> None:
+        """Logs each kind of what requests were served without, once in the endpoint's life."""
+        for kind in dict.fromkeys(text[:_KIND_CHARS] for text in asked.left_out):
+            if kind not in self._logged and len(self._logged) < _MOST_KINDS:
+                self._logged.add(kind)
+                logger.warning("requests are served without it, by unserved=drop what=%s", kind)
 
     def replies(self, dialect: Dialect) -> Handler:
         """Makes the handler of a path at which the policy answers."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
             key = key_of(request)
-            self._finder.settings_of(key)  # before anything is read of an unknown client
-            asked = dialect.read(await read_body(request), request.headers)
+            settings = self._finder.settings_of(key)  # before anything is read of an unknown client
+            asked = dialect.read(
+                await read_body(request), request.headers, unserved=settings.unserved
+            )
+            self._log_left_out(asked)
             async with self._finder.lent(key) as session:
                 if asked.stream:
                     return await _streamed(request, session, asked, dialect)
@@ -125,7 +137,9 @@ class _Handlers:
 
     async def count_tokens(self, request: web.Request) -> web.StreamResponse:
         settings = self._finder.settings_of(key_of(request))
-        asked = anthropic_messages.read(await read_body(request), request.headers)
+        asked = anthropic_messages.read(
+            await read_body(request), request.headers, unserved=settings.unserved
+        )
         rendered = settings.renderer.whole(
             asked.messages,
             asked.tools,

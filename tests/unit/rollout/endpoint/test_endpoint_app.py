@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import aiohttp
@@ -18,6 +18,7 @@ from passing_time import pass_time
 from scripted_policy import END, ScriptedPolicy
 
 from realsys.api.errors import RemoteError, WaitTimeout
+from realsys.rollout.conversation.chat_messages import Unserved
 from realsys.rollout.conversation.episode_session import EpisodeSession
 from realsys.rollout.endpoint.endpoint_app import BODY_S, MAX_BODY_BYTES, endpoint_app
 from realsys.rollout.endpoint.session_registry import (
@@ -805,3 +806,30 @@ def test_a_head_that_cant_be_read_is_refused_and_fills_no_log(
     with caplog.at_level(logging.INFO):
         over_http(test)
     assert [record for record in caplog.records if record.exc_info] == []
+
+
+def test_what_is_left_out_is_logged_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
+    looked = {"messages": [{"role": "user", "content": [image, {"type": "text", "text": "1"}]}]}
+
+    async def test(at: Endpoint) -> None:
+        refusing, _, _ = at.session(f"no{END}")
+        status, said, _ = await at.post("/v1/chat/completions", looked, refusing)
+        assert (status, said["error"]["param"]) == (400, "messages[0].content[0]")
+        for script in ((f"yes{END}", f"so{END}"), (f"well{END}", f"no{END}")):
+            key, session, policy = at.session(*script)
+            session.settings = replace(session.settings, unserved=Unserved.DROP)
+            await at.ask(key, looked)
+            await at.ask(key)
+            assert "[image left out]1" in session.settings.decode(policy.contexts[0])
+            figures = session.figures()
+            assert (figures["left_out"], figures["calls"]) == (1.0, 2.0)
+        key, session, _ = at.session(f"yes{END}")
+        await at.ask(key)
+        assert "left_out" not in session.figures()
+
+    over_http(test)
+    assert [r.getMessage() for r in caplog.records if "unserved" in r.getMessage()] == [
+        "requests are served without it, by unserved=drop what=image"
+    ]
