@@ -60,6 +60,7 @@ class ChatRequest:
     Attributes:
         tools: function tools in the form of Chat Completions: ``{"type": "function", "function": {…}}``.
         tool_name: with ``ToolChoice.ONE``.
+        allowed_tools: with ``AUTO`` and ``REQUIRED``: names of those that may be called; empty: all.
         one_call: a reply that is held to calls of tools makes one, not several.
         n: replies, each sampled by itself.
         max_tokens: None: as many as the run allows.
@@ -72,8 +73,9 @@ class ChatRequest:
         template_hints: arguments that count where the template reads them, and are no mistake elsewhere.
         sampling: what the client wrote of temperature, top_p, top_k, min_p, seed, …; used only where the
             endpoint allows it.
-        schema: JSON schema that the reply must follow; None: free text. ``schema_field``: where it stands
-            in the client's body, for errors.
+        schema: JSON schema that the reply must follow; None: free text. Instead of it ``choices``, texts
+            that it must be one of, or ``pattern``, a regex. ``schema_field``: where that stands in the
+            client's body, for errors. ``must_hold``: it is refused where replies are not held to it.
         left_out: kinds of tools and parts that the body had and these fields have not, see ``Unserved``.
         retries: how often the client says that it sent this request before (``x-stainless-retry-count``).
         idempotency_key: of the client, or empty.
@@ -84,6 +86,7 @@ class ChatRequest:
     tools: tuple[Mapping[str, Any], ...] = ()
     tool_choice: ToolChoice = ToolChoice.AUTO
     tool_name: str = ""
+    allowed_tools: tuple[str, ...] = ()
     one_call: bool = False
     n: int = 1
     max_tokens: int | None = None
@@ -96,10 +99,18 @@ class ChatRequest:
     template_hints: Mapping[str, Any] = field(default_factory=dict)
     sampling: Mapping[str, Any] = field(default_factory=dict)
     schema: Mapping[str, Any] | None = None
+    choices: tuple[str, ...] = ()
+    pattern: str = ""
     schema_field: str = "response_format"
+    must_hold: bool = False
     left_out: tuple[str, ...] = ()
     retries: int = 0
     idempotency_key: str = ""
+
+    @property
+    def has_form(self) -> bool:
+        """Whether the text of the reply must have a certain form."""
+        return self.schema is not None or bool(self.choices) or bool(self.pattern)
 
 
 class FinishReason(StrEnum):

@@ -320,12 +320,7 @@ class EpisodeSession:
                 where=f"session {self.id}",
                 fix="see why the agent does not end, or raise agent_args.max_calls",
             )
-        if request.schema is not None and self.settings.schemas is SchemaUse.REFUSE:
-            raise DataError(
-                "answers are not held to JSON schemas here",
-                where=request.schema_field,
-                fix="leave it out; a training run takes it with task.agent_args.schema=enforce",
-            )
+        self._check_held(request)
         args = request_args(request, self.settings.renderer)
         keys = path_keys(request.messages, request.tools, self.settings.match, args)
         parent, prompt = self._prompt(request, keys, args)
@@ -338,7 +333,7 @@ class EpisodeSession:
                 self.settings.form,
                 is_held=self.settings.schemas is SchemaUse.ENFORCE,
             )
-        may_be_held = request.schema is not None or bool(request.tools)
+        may_be_held = request.has_form or bool(request.tools)
         if may_be_held and self.settings.schemas is SchemaUse.ENFORCE:  # reading may take seconds
             grammar = await asyncio.to_thread(self._grammar, request, thinking=prompt.thinking)
         context = [*(parent.tokens if parent is not None else ()), *prompt.tokens]
@@ -376,6 +371,24 @@ class EpisodeSession:
             num_cached=len(context) - len(prompt.tokens),
         )
 
+    def _check_held(self, request: ChatRequest) -> None:
+        """Raises DataError if the request wants to be held to what answers are not held to here."""
+        use = self.settings.schemas
+        if use is SchemaUse.ENFORCE or (use is SchemaUse.IGNORE and not request.must_hold):
+            return
+        if request.has_form:
+            raise DataError(
+                "answers are not held to JSON schemas here",
+                where=request.schema_field,
+                fix="leave it out; a training run takes it with task.agent_args.schema=enforce",
+            )
+        if request.allowed_tools:
+            raise DataError(
+                "answers are not held to some of the tools here",
+                where="tool_choice",
+                fix="offer only these as tools; or run with task.agent_args.schema=enforce",
+            )
+
     def _prompt(
         self, request: ChatRequest, keys: Sequence[bytes], args: Mapping[str, Any]
     ) -> tuple[AnswerNode | None, RenderedChat]:
@@ -410,7 +423,7 @@ class EpisodeSession:
 
     def _grammar(self, request: ChatRequest, *, thinking: bool) -> str:
         """Returns what the reply is held to; raises DataError if that can't be."""
-        where = "tools" if request.schema is None else request.schema_field
+        where = request.schema_field if request.has_form else "tools"
         try:
             grammar = reply_grammar(
                 request,

@@ -28,6 +28,7 @@ from realsys.rollout.dialects.anthropic_stream import (
     stop_of,
 )
 from realsys.rollout.dialects.body_fields import refused
+from realsys.rollout.dialects.held_replies import held_fields
 from realsys.rollout.dialects.turn_merger import TurnMerger
 from realsys.rollout.dialects.unserved_parts import LeftOut
 
@@ -120,8 +121,11 @@ def read(
         stop=body_fields.stop_texts(fields.stop_sequences, "stop_sequences"),
         stream=bool(fields.stream),
         sampling=body_fields.sampling_of(fields),
-        schema=_schema(fields),
-        schema_field="output_config.format" if fields.output_format is None else "output_format",
+        **held_fields(
+            fields,
+            _schema(fields),
+            "output_config.format" if fields.output_format is None else "output_format",
+        ),
         left_out=tuple(left.kinds),
         retries=retries,
         idempotency_key=key,

@@ -22,6 +22,7 @@ from realsys.rollout.conversation.chat_messages import (
     Unserved,
 )
 from realsys.rollout.dialects import body_fields, error_bodies, request_extras
+from realsys.rollout.dialects.allowed_tools import allowed_tools
 from realsys.rollout.dialects.body_fields import refused
 from realsys.rollout.dialects.chat_stream import (
     ChatStream,
@@ -29,6 +30,7 @@ from realsys.rollout.dialects.chat_stream import (
     content_logprobs,
     tool_call_body,
 )
+from realsys.rollout.dialects.held_replies import held_fields
 from realsys.rollout.dialects.turn_merger import TurnMerger
 from realsys.rollout.dialects.unserved_parts import LeftOut
 
@@ -107,7 +109,10 @@ def read(
         for i, tool in enumerate(fields.tools or ())
         if not left.tool(tool, ("function",))
     )
-    choice, tool_name = _tool_choice(fields.tool_choice, tools)
+    allowed = allowed_tools(fields.tool_choice, tools, left)
+    choice, tool_name = (
+        _tool_choice(fields.tool_choice, tools) if allowed is None else (allowed.choice, "")
+    )
     if fields.max_completion_tokens is not None:
         limit = body_fields.positive(fields.max_completion_tokens, "max_completion_tokens")
     else:
@@ -126,6 +131,7 @@ def read(
         tools=tools,
         tool_choice=choice,
         tool_name=tool_name,
+        allowed_tools=() if allowed is None else allowed.names,
         one_call=fields.parallel_tool_calls is False,
         n=body_fields.positive(fields.n, "n", body_fields.MAX_REPLIES) or 1,
         max_tokens=limit,
@@ -134,7 +140,7 @@ def read(
         stream=bool(fields.stream),
         stream_usage=(fields.stream_options or {}).get("include_usage") is True,
         sampling=body_fields.sampling_of(fields),
-        schema=_schema(fields.response_format),
+        **held_fields(fields, _schema(fields.response_format), "response_format"),
         left_out=tuple(left.kinds),
         retries=retries,
         idempotency_key=key,

@@ -12,17 +12,16 @@ import msgspec
 
 from realsys.api.basics.template_args import reserved_among
 from realsys.rollout.conversation.chat_messages import ChatMessage
+from realsys.rollout.dialects import held_replies
 from realsys.rollout.dialects.body_fields import SamplingFields, refused
 
-_SCHEMA = "send a JSON schema as response_format, or leave it out"
 _LEAVE = "leave it out"
 _LENGTH = "send max_tokens"
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 # Field → what to do instead. Values that are empty or false change nothing, and those of _NEUTRAL.
 _NOT_SERVED: Mapping[str, str] = {
-    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), _SCHEMA),
-    **dict.fromkeys(("structured_outputs", "structural_tag", "json_schema", "grammar"), _SCHEMA),
-    **dict.fromkeys(("regex", "ebnf"), _SCHEMA),
+    **dict.fromkeys(("guided_grammar", "structural_tag", "grammar", "ebnf"), held_replies.WAYS),
+    **dict.fromkeys(("guided_whitespace_pattern", "whitespace_pattern"), _LEAVE),
     **dict.fromkeys(("max_new_tokens", "n_predict"), _LENGTH),
     "min_new_tokens": "send min_tokens",
     "chat_template": "leave it out: the server's own counts",
@@ -62,6 +61,7 @@ class ExtraFields(_NotServed, kw_only=True):
     """What other servers take besides.
 
     ``chat_template_kwargs``: arguments of the chat template; ``enable_thinking``: the one that most have.
+    ``guided_json`` to ``structured_outputs``: what the reply is held to, see held_replies.py.
     ``thinking``, ``reasoning`` and ``reasoning_effort``: wishes. ``continue_final_message`` and
     ``add_generation_prompt``: whether the last message goes on.
     """
@@ -75,6 +75,12 @@ class ExtraFields(_NotServed, kw_only=True):
     add_generation_prompt: bool | None = None
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None
+    guided_json: Any = None
+    guided_choice: Any = None
+    guided_regex: Any = None
+    json_schema: Any = None
+    regex: Any = None
+    structured_outputs: Any = None
 
 
 def refuse_extras(fields: ExtraFields) -> None:

@@ -17,7 +17,9 @@ from realsys.rollout.conversation.chat_messages import (
     Unserved,
 )
 from realsys.rollout.dialects import body_fields, error_bodies, request_extras
+from realsys.rollout.dialects.allowed_tools import allowed_tools
 from realsys.rollout.dialects.body_fields import refused
+from realsys.rollout.dialects.held_replies import held_fields
 from realsys.rollout.dialects.response_object import finished_response, output_items
 from realsys.rollout.dialects.response_stream import ResponseStream
 from realsys.rollout.dialects.responses_input import add_items
@@ -69,7 +71,10 @@ def read(
         for i, tool in enumerate(fields.tools or ())
         if not left.tool(tool, ("function",))
     )
-    choice, tool_name = _tool_choice(fields.tool_choice, tools)
+    allowed = allowed_tools(fields.tool_choice, tools, left)
+    choice, tool_name = (
+        _tool_choice(fields.tool_choice, tools) if allowed is None else (allowed.choice, "")
+    )
     retries, key = body_fields.retries_and_key(headers)
     return ChatRequest(
         messages=_messages(fields),
@@ -79,13 +84,13 @@ def read(
         tools=tools,
         tool_choice=choice,
         tool_name=tool_name,
+        allowed_tools=() if allowed is None else allowed.names,
         one_call=fields.parallel_tool_calls is False,
         max_tokens=body_fields.positive(fields.max_output_tokens, "max_output_tokens"),
         logprobs=_LOGPROBS in (fields.include or ()),
         stream=bool(fields.stream),
         sampling=body_fields.sampling_of(fields),
-        schema=_schema(fields.text),
-        schema_field="text.format",
+        **held_fields(fields, _schema(fields.text), "text.format"),
         left_out=tuple(left.kinds),
         retries=retries,
         idempotency_key=key,

@@ -591,6 +591,33 @@ def test_a_schema_is_refused_ignored_or_given_to_the_engine() -> None:
     run(episode())
 
 
+def test_what_must_be_held_and_some_of_the_tools_are_held_or_refused() -> None:
+    async def episode() -> None:
+        asked: tuple[dict[str, Any], ...] = (
+            {"pattern": "[0-9]", "schema_field": "guided_regex", "must_hold": True},
+            {"choices": ("1",), "schema_field": "guided_choice", "must_hold": True},
+            {"schema": {"const": 1}, "schema_field": "guided_json", "must_hold": True},
+            {"tools": TOOLS, "allowed_tools": (TOOLS[0]["function"]["name"],)},
+        )
+        for use in SchemaUse:
+            for fields in asked:
+                session, policy = with_schemas(use, f"1{END}")
+                where = fields.get("schema_field", "tool_choice")
+                if use is SchemaUse.ENFORCE:
+                    await ask(session, user("1"), **fields)
+                    assert policy.wishes[0]["grammar"]
+                elif use is SchemaUse.IGNORE and where == "tool_choice":
+                    await ask(session, user("1"), **fields)
+                    assert policy.wishes[0]["grammar"] == ""
+                else:
+                    with pytest.raises(DataError) as caught:
+                        await ask(session, user("1"), **fields)
+                    assert caught.value.where == where
+                    assert "schema=enforce" in caught.value.fix
+
+    run(episode())
+
+
 def test_a_schema_is_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may take seconds, and others are answered meanwhile."""
 

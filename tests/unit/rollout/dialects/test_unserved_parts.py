@@ -1,4 +1,4 @@
-"""Requests with tools, pictures, sounds and files that a policy of text can't take: refused, or served without."""
+"""Tools, pictures, sounds and files that a policy of text can't take: refused, or left out."""
 
 from __future__ import annotations
 
