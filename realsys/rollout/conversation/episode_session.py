@@ -544,7 +544,7 @@ def _kept(answer: Answer, count: int, *, stopped: bool) -> Answer:
 def _schemas(request: ChatRequest) -> dict[str, Any]:
     """Returns the schemas of the tools' arguments by the tools' names."""
     functions = [tool.get("function", {}) for tool in request.tools]
-    return {f["name"]: f.get("parameters", {}) for f in functions if "name" in f}
+    return {f["name"]: f.get("parameters") or {} for f in functions if "name" in f}
 
 
 def _with_thoughts(messages: Sequence[ChatMessage], node: AnswerNode) -> list[ChatMessage]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from realsys.api.agent import AgentHost, DoubtfulEnd, EpisodeTask
 from realsys.api.errors import RolloutError, WaitTimeout
@@ -24,6 +26,7 @@ from realsys.rollout.runners.episode_outcome import (
 )
 from realsys.rollout.runners.host_process import HostProcess
 from realsys.rollout.runners.hosts.function_host import BLOCKED_S
+from realsys.rollout.runners.proxy_exceptions import proxy_exceptions
 
 HOSTS = Path(hosts.__file__).parent
 _FIX = 'return a number, {"reward": NUMBER, …}, a text to score, or None'
@@ -55,7 +58,7 @@ class HostedAgent(HostedArguments, EndpointAgent):
                 name=f"agent host {number} of {host.name}",
                 log=host.folder / f"host-{number}.log",
                 env={
-                    "NO_PROXY": "127.0.0.1,localhost",
+                    **proxy_exceptions(os.environ, urlsplit(self.url).hostname or ""),
                     BLOCKED_S: str(self.blocked_s),
                     **trusted,
                     **self.env,
