@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,15 +22,10 @@ from realsys.transport.generation_messages import WeightSource
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedPolicy:
-    """A model that is ready to be served.
-
-    Attributes:
-        encode: text → tokens, with those that the tokenizer puts before every text.
-    """
+    """A model that is ready to be served."""
 
     engine: EmbeddedEngine
     settings: SessionSettings
-    encode: Callable[[str], Sequence[int]]
     dtype: str
     device: str
 
@@ -89,13 +84,13 @@ def load_policy(
             renderer=rendering,
             form=form_of_template(rendering.template),
             decode=decode,
+            encode=lambda text: list(tokenizer(text).input_ids),
             end_ids=frozenset(end_ids),
             model=name,
             schemas=SchemaUse.ENFORCE,
             special=special_tokens(tokenizer),
             unserved=Unserved(unserved),
         ),
-        encode=lambda text: list(tokenizer(text).input_ids),
         dtype=settings.dtype,
         device=device,
     )

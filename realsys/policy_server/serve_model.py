@@ -22,7 +22,6 @@ from realsys.api.errors import ClusterError, ConfigError, RealsysError
 from realsys.devices.cuda_settings import apply, settings_for
 from realsys.devices.model_place import model_place
 from realsys.policy_server.client_policy import ClientPolicy
-from realsys.policy_server.completion_handler import CompletionHandler
 from realsys.policy_server.load_policy import LoadedPolicy, load_policy
 from realsys.policy_server.open_sessions import OpenSessions
 from realsys.policy_server.server_address import check_address
@@ -73,7 +72,6 @@ async def _serve(policy: LoadedPolicy, settings: argparse.Namespace, key: str) -
         max_requests=settings.max_requests,
     )
     app = answering_app(sessions)
-    CompletionHandler(sessions=sessions, encode=policy.encode).add_to(app)
     listener = HttpListener(
         app,
         name="policy server",

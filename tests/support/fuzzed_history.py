@@ -120,6 +120,8 @@ def _settings(
             ),
             form=form_of_template(family.template),
             decode=lambda tokens: str(tokenizer.decode(list(tokens))),
+            encode=lambda text: list(tokenizer.encode(text)),
+            num_ids=len(tokenizer),
             end_ids=family.end_ids,
             match=match,
         )

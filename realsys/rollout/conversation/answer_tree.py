@@ -84,10 +84,11 @@ class AnswerTree:
         self.nodes: list[AnswerNode] = []  # in the order in which they were answered
         self._by_path: dict[bytes, list[AnswerNode]] = {}
 
-    def add(self, node: AnswerNode, path_key: bytes) -> None:
-        """Adds an answer, found from now on by the key of the messages up to it."""
+    def add(self, node: AnswerNode, path_key: bytes | None) -> None:
+        """Adds an answer, found from now on by the key of the messages up to it; None: there are none."""
         self.nodes.append(node)
-        self._by_path.setdefault(path_key, []).append(node)
+        if path_key is not None:
+            self._by_path.setdefault(path_key, []).append(node)
         if node.parent is not None:
             node.parent.children.append(node)
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+Prompt = str | tuple[int, ...]  # a text, or tokens
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolCall:
@@ -58,14 +60,16 @@ class ChatRequest:
     """What a client asks for.
 
     Attributes:
+        prompts: instead of messages, texts or tokens that are continued as they are.
         tools: function tools in the form of Chat Completions: ``{"type": "function", "function": {…}}``.
         tool_name: with ``ToolChoice.ONE``.
         allowed_tools: with ``AUTO`` and ``REQUIRED``: names of those that may be called; empty: all.
         one_call: a reply that is held to calls of tools makes one, not several.
-        n: replies, each sampled by itself.
+        n: replies, each sampled by itself; to each of several prompts.
         max_tokens: None: as many as the run allows.
         stop: texts that end a reply, which does not contain them.
-        logprobs: whether log-probs of the reply's tokens are told.
+        logprobs: whether log-probs of the reply's tokens are told. ``token_ids``: whether these tokens
+            are, and those of the prompt.
         stream: whether the reply comes as server-sent events; ``stream_usage``: whether those of Chat
             Completions end with the counts of tokens, as other dialects' always do.
         continues: the reply goes on with the last message, which is the assistant's, and holds what is new.
@@ -82,6 +86,7 @@ class ChatRequest:
     """
 
     messages: tuple[ChatMessage, ...]
+    prompts: tuple[Prompt, ...] = ()
     model: str = ""
     tools: tuple[Mapping[str, Any], ...] = ()
     tool_choice: ToolChoice = ToolChoice.AUTO
@@ -92,6 +97,7 @@ class ChatRequest:
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     logprobs: bool = False
+    token_ids: bool = False
     stream: bool = False
     stream_usage: bool = False
     continues: bool = False
@@ -137,6 +143,7 @@ class ChatReply:
         stop_text: the stop text that ended it; empty: another end.
         logprobs: one a token, if they were asked for.
         num_tokens: that the policy sampled for it.
+        token_ids, prompt_ids: those tokens, and all before them, if they were asked for.
     """
 
     message: ChatMessage
@@ -144,6 +151,8 @@ class ChatReply:
     stop_text: str = ""
     logprobs: tuple[TokenLogprob, ...] = ()
     num_tokens: int = 0
+    token_ids: tuple[int, ...] = field(default=(), repr=False)
+    prompt_ids: tuple[int, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,8 +162,8 @@ class ChatResult:
     Attributes:
         id: unique in the trial; the client may name it when it sets a reward.
         created: seconds since the epoch.
-        num_prompt_tokens: of the conversation before the replies; ``num_cached`` of them are tokens that an
-            earlier reply of the conversation was continued from.
+        num_prompt_tokens: of the conversation before the replies, or of all prompts; ``num_cached`` of them
+            are tokens that an earlier reply was continued from.
     """
 
     id: str

@@ -21,7 +21,7 @@ from realsys.api.agent import Answer, Trajectory
 from realsys.api.basics.thoughts import THINK
 from realsys.api.errors import ConfigError, DataError, TrialError
 from realsys.generation.engine.token_grammar import grammar_fault
-from realsys.rollout.conversation.answer_forms import AnswerForm
+from realsys.rollout.conversation.answer_forms import ANSWER_FORMS, AnswerForm
 from realsys.rollout.conversation.answer_tree import AnswerNode, AnswerTree, sequences
 from realsys.rollout.conversation.call_book import CallBook, CallState, ChatCall
 from realsys.rollout.conversation.chat_messages import (
@@ -37,6 +37,7 @@ from realsys.rollout.conversation.chat_messages import (
 )
 from realsys.rollout.conversation.chat_rendering import ChatRenderer, RenderedChat, request_args
 from realsys.rollout.conversation.continued_answer import check_continued, text_behind, with_reply
+from realsys.rollout.conversation.given_prompts import continued_answer, no_texts, prompt_tokens
 from realsys.rollout.conversation.growing_answer import GrowingAnswer
 from realsys.rollout.conversation.message_matching import MessageMatch, path_keys
 from realsys.rollout.conversation.reply_grammar import reply_grammar
@@ -95,7 +96,8 @@ class SessionSettings:
     Attributes:
         model: name that replies carry.
         match: how equal messages must be for a request to continue an answer.
-        decode: tokens → text with special tokens.
+        decode: tokens → text with special tokens. ``encode``: text → tokens, with those that the tokenizer
+            puts before every text. ``num_ids``: tokens that a client may send; None: the engine knows it.
         end_ids: tokens that end an answer, not part of its text.
         max_calls: requests of one episode, above which it fails: an agent in a loop.
         special: special tokens of the tokenizer, their ids by text; for schemas that are enforced.
@@ -106,6 +108,8 @@ class SessionSettings:
     form: AnswerForm
     decode: Callable[[Sequence[int]], str]
     end_ids: frozenset[int]
+    encode: Callable[[str], Sequence[int]] = no_texts
+    num_ids: int | None = None
     model: str = "policy"
     match: MessageMatch = MessageMatch.TOOLS
     max_calls: int = 1000
@@ -321,6 +325,8 @@ class EpisodeSession:
                 fix="see why the agent does not end, or raise agent_args.max_calls",
             )
         self._check_held(request)
+        if request.prompts:
+            return await self._completed(call, request, nodes, on_text)
         args = request_args(request, self.settings.renderer)
         keys = path_keys(request.messages, request.tools, self.settings.match, args)
         parent, prompt = self._prompt(request, keys, args)
@@ -337,18 +343,10 @@ class EpisodeSession:
         if may_be_held and self.settings.schemas is SchemaUse.ENFORCE:  # reading may take seconds
             grammar = await asyncio.to_thread(self._grammar, request, thinking=prompt.thinking)
         context = [*(parent.tokens if parent is not None else ()), *prompt.tokens]
-        async with first_error(), asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(
-                    self._one(
-                        context, request, prompt.thinking, grammar, (call.number, number), on_text
-                    ),
-                    name=f"{self._call_id(call)}/{number}",
-                )
-                for number in range(request.n)
-            ]
+        rows = [context] * request.n
+        made = await self._together(call, request, rows, prompt.thinking, grammar, on_text)
         replies = []
-        for number, (answer, reply) in enumerate(task.result() for task in tasks):
+        for number, (answer, reply) in enumerate(made):
             messages = with_reply(request, reply.message, None if cut is None else cut.message)
             node = AnswerNode(
                 id=self._call_id(call) + (f"-{number}" if request.n > 1 else ""),
@@ -370,6 +368,66 @@ class EpisodeSession:
             num_prompt_tokens=len(context),
             num_cached=len(context) - len(prompt.tokens),
         )
+
+    async def _completed(
+        self,
+        call: ChatCall[_Work],
+        request: ChatRequest,
+        nodes: list[AnswerNode],
+        on_text: Callable[[int, str], None] | None,
+    ) -> ChatResult:
+        """Samples replies to prompts, each behind the answer whose tokens it begins with, if any."""
+        settings, grammar = self.settings, ""
+        given = [
+            await prompt_tokens(prompt, settings.encode, num_ids=settings.num_ids)
+            for prompt in request.prompts
+        ]
+        if request.has_form:
+            grammar = await asyncio.to_thread(self._grammar, request, thinking=False)
+        rows = [tokens for tokens in given for _ in range(request.n)]
+        parents = {tokens: continued_answer(self.tree, tokens) for tokens in given}
+        made = await self._together(call, request, rows, False, grammar, on_text)
+        replies = []
+        for number, (tokens, (answer, reply)) in enumerate(zip(rows, made, strict=True)):
+            parent = parents[tokens]
+            node = AnswerNode(
+                id=self._call_id(call) + (f"-{number}" if len(rows) > 1 else ""),
+                parent=parent,
+                observed=tokens[len(parent.tokens) if parent is not None else 0 :],
+                answer=answer,
+                message=reply.message,
+            )
+            self.tree.add(node, None)
+            nodes.append(node)
+            replies.append(reply)
+        return ChatResult(
+            id=self._call_id(call),
+            created=int(time.time()),
+            model=self.model_of(request),
+            replies=tuple(replies),
+            num_prompt_tokens=sum(map(len, given)),
+            num_cached=sum(len(p.tokens) for t in given if (p := parents[t]) is not None),
+        )
+
+    async def _together(
+        self,
+        call: ChatCall[_Work],
+        request: ChatRequest,
+        contexts: Sequence[Sequence[int]],
+        thinking: bool,
+        grammar: str,
+        on_text: Callable[[int, str], None] | None,
+    ) -> list[tuple[Answer, ChatReply]]:
+        """Samples a reply to each context, all at the same time."""
+        async with first_error(), asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(
+                    self._one(context, request, thinking, grammar, (call.number, number), on_text),
+                    name=f"{self._call_id(call)}/{number}",
+                )
+                for number, context in enumerate(contexts)
+            ]
+        return [task.result() for task in tasks]
 
     def _check_held(self, request: ChatRequest) -> None:
         """Raises DataError if the request wants to be held to what answers are not held to here."""
@@ -427,9 +485,9 @@ class EpisodeSession:
         try:
             grammar = reply_grammar(
                 request,
-                self.settings.form,
+                self._form_of(request),
                 thinking=thinking,
-                template=self.settings.renderer.template,
+                template="" if request.prompts else self.settings.renderer.template,
                 special=self.settings.special,
             )
             fault = grammar_fault(grammar) if grammar else ""
@@ -457,12 +515,12 @@ class EpisodeSession:
         on_text: Callable[[int, str], None] | None,
     ) -> tuple[Answer, ChatReply]:
         has_tools = bool(request.tools) and request.tool_choice is not ToolChoice.NONE
-        form, growing = self.settings.form, GrowingAnswer()
+        form, growing = self._form_of(request), GrowingAnswer()
 
         def text_of(tokens: Sequence[int]) -> str:
             return (
                 text_behind(self._text, context, tokens)
-                if request.continues
+                if request.continues or request.prompts
                 else self._text(tokens)
             )
 
@@ -486,7 +544,7 @@ class EpisodeSession:
         if answer.is_none:
             raise ContextFull(
                 f"the conversation of {len(context)} tokens fills the model's context length",
-                where="messages",
+                where="prompt" if request.prompts else "messages",
                 fix="send a shorter conversation",
             )
         count, stop_text = cut_at_stop(answer.tokens, request.stop, self._text)
@@ -511,7 +569,13 @@ class EpisodeSession:
             stop_text=stop_text,
             logprobs=self._logprobs(answer) if request.logprobs else (),
             num_tokens=len(answer.tokens),
+            token_ids=answer.tokens if request.token_ids else (),
+            prompt_ids=tuple(context) if request.token_ids else (),
         )
+
+    def _form_of(self, request: ChatRequest) -> AnswerForm:
+        """Returns how replies are read: those to prompts are texts and nothing else."""
+        return ANSWER_FORMS["plain"] if request.prompts else self.settings.form
 
     def _tool_call_id(self, *place: int) -> str:
         """Returns an id of nine letters and digits, as some templates want them."""

@@ -281,6 +281,15 @@ def schema_of(format: Mapping[str, Any] | None, where: str) -> Mapping[str, Any]
     )
 
 
+def response_schema(format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Returns the JSON schema of ``response_format`` as Chat Completions has it; None: free text."""
+    if format is not None and format.get("type") == "json_schema":
+        inner = format.get("json_schema")
+        schema = inner.get("schema") if isinstance(inner, dict) else None
+        return schema_of({"type": "json_schema", "schema": schema}, "response_format.json_schema")
+    return schema_of(format, "response_format")
+
+
 def no_top_logprobs(top: int | None, where: str) -> None:
     """Refuses alternatives to the sampled tokens: the log-probs of the sampled ones alone are known."""
     if top:

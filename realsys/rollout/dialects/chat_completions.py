@@ -137,10 +137,13 @@ def read(
         max_tokens=limit,
         stop=body_fields.stop_texts(fields.stop, "stop"),
         logprobs=bool(fields.logprobs),
+        token_ids=bool(fields.return_token_ids),
         stream=bool(fields.stream),
         stream_usage=(fields.stream_options or {}).get("include_usage") is True,
         sampling=body_fields.sampling_of(fields),
-        **held_fields(fields, _schema(fields.response_format), "response_format"),
+        **held_fields(
+            fields, body_fields.response_schema(fields.response_format), "response_format"
+        ),
         left_out=tuple(left.kinds),
         retries=retries,
         idempotency_key=key,
@@ -160,7 +163,7 @@ def _refuse_what_is_not_served(fields: ChatBody, left: LeftOut) -> None:
         raise refused(
             "only text is served", where="modalities", fix='send ["text"], or leave it out'
         )
-    request_extras.refuse_extras(fields)
+    request_extras.refuse_extras(fields, tells_ids=True)
     if fields.echo:
         raise refused(
             "what was begun is not told again", where="echo", fix="send false, or leave it out"
@@ -304,19 +307,11 @@ def _tool_choice(
     )
 
 
-def _schema(format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    if format is not None and format.get("type") == "json_schema":
-        inner = format.get("json_schema")
-        schema = inner.get("schema") if isinstance(inner, dict) else None
-        return body_fields.schema_of(
-            {"type": "json_schema", "schema": schema}, "response_format.json_schema"
-        )
-    return body_fields.schema_of(format, "response_format")
-
-
 def body(result: ChatResult, request: ChatRequest) -> dict[str, Any]:
     """Returns the whole answer."""
+    told = {"prompt_token_ids": list(result.replies[0].prompt_ids)} if request.token_ids else {}
     return {
+        **told,
         "id": result.id,
         "object": "chat.completion",
         "created": result.created,
@@ -338,7 +333,9 @@ def _choice(index: int, reply: ChatReply, request: ChatRequest) -> dict[str, Any
         message["reasoning_content"] = reply.message.reasoning
     if reply.message.tool_calls:
         message["tool_calls"] = [tool_call_body(call) for call in reply.message.tool_calls]
+    told = {"token_ids": list(reply.token_ids)} if request.token_ids else {}
     return {
+        **told,
         "index": index,
         "message": message,
         "logprobs": content_logprobs(reply) if request.logprobs else None,

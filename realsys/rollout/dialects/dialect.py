@@ -7,7 +7,12 @@ from typing import Any, Protocol
 
 from realsys.api.errors import RealsysError
 from realsys.rollout.conversation.chat_messages import ChatRequest, ChatResult, Unserved
-from realsys.rollout.dialects import anthropic_messages, chat_completions, responses_api
+from realsys.rollout.dialects import (
+    anthropic_messages,
+    chat_completions,
+    responses_api,
+    text_completions,
+)
 
 
 class StreamEncoder(Protocol):
@@ -74,6 +79,7 @@ class Dialect(Protocol):
 
 DIALECTS: dict[str, Dialect] = {
     "/v1/chat/completions": chat_completions,
+    "/v1/completions": text_completions,
     "/v1/responses": responses_api,
     "/v1/messages": anthropic_messages,
 }

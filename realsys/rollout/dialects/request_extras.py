@@ -32,7 +32,7 @@ _NOT_SERVED: Mapping[str, str] = {
     **dict.fromkeys(
         ("thinking_budget", "thinking_token_budget"), "send max_tokens, or reasoning_effort"
     ),
-    **dict.fromkeys(("include_stop_str_in_output", "no_stop_trim", "return_token_ids"), _LEAVE),
+    **dict.fromkeys(("include_stop_str_in_output", "no_stop_trim"), _LEAVE),
     **dict.fromkeys(
         ("return_tokens_as_token_ids", "return_hidden_states", "prompt_embeds"), _LEAVE
     ),
@@ -61,7 +61,8 @@ class ExtraFields(_NotServed, kw_only=True):
     """What other servers take besides.
 
     ``chat_template_kwargs``: arguments of the chat template; ``enable_thinking``: the one that most have.
-    ``guided_json`` to ``structured_outputs``: what the reply is held to, see held_replies.py.
+    ``return_token_ids``: whether the reply tells tokens. ``guided_json`` to ``structured_outputs``: what the
+    reply is held to, see held_replies.py.
     ``thinking``, ``reasoning`` and ``reasoning_effort``: wishes. ``continue_final_message`` and
     ``add_generation_prompt``: whether the last message goes on.
     """
@@ -75,6 +76,7 @@ class ExtraFields(_NotServed, kw_only=True):
     add_generation_prompt: bool | None = None
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None
+    return_token_ids: bool | None = None
     guided_json: Any = None
     guided_choice: Any = None
     guided_regex: Any = None
@@ -83,9 +85,11 @@ class ExtraFields(_NotServed, kw_only=True):
     structured_outputs: Any = None
 
 
-def refuse_extras(fields: ExtraFields) -> None:
+def refuse_extras(fields: ExtraFields, *, tells_ids: bool = False) -> None:
     """Refuses what would be ignored.
 
+    Args:
+        tells_ids: the API's replies have a place for token ids.
     Raises:
         DataError: names the field.
     """
@@ -94,6 +98,9 @@ def refuse_extras(fields: ExtraFields) -> None:
         is_zero = value == 0 and value is not False and name in _MEANT_AT_ZERO
         if (value and value != _NEUTRAL.get(name)) or is_zero:
             raise refused("not served here", where=name, fix=fix)
+    if fields.return_token_ids and not tells_ids:
+        fix = "leave it out, or use /v1/chat/completions"
+        raise refused("not served here", where="return_token_ids", fix=fix)
     for name in _THOUGHTS_LEFT_OUT:
         if getattr(fields, name) is False:
             raise refused("thoughts are always told apart", where=name, fix=_LEAVE)

@@ -1,6 +1,7 @@
 """The endpoint as an aiohttp application: finds the session, has it answer, notes what was read.
 
-    /v1/chat/completions  /v1/responses  /v1/messages  /v1/messages/count_tokens  /v1/models  /health
+    /v1/chat/completions  /v1/completions  /v1/responses  /v1/messages  /v1/messages/count_tokens
+    /v1/models  /health
     /sessions/KEY/…       the same, for clients whose key can't be set
     /rl/start_session  /rl/set_reward  /rl/end_session   of episodes alone
 
@@ -36,6 +37,7 @@ from realsys.rollout.dialects import (
     body_fields,
     chat_completions,
     responses_api,
+    text_completions,
 )
 from realsys.rollout.dialects.dialect import Dialect, StreamEncoder
 from realsys.rollout.dialects.model_list import (
@@ -87,6 +89,7 @@ def answering_app(finder: SessionFinder) -> web.Application:
             at = base + version
             routes += [
                 web.post(f"{at}/chat/completions", handlers.replies(chat_completions)),
+                web.post(f"{at}/completions", handlers.replies(text_completions)),
                 web.post(f"{at}/responses", handlers.replies(responses_api)),
                 web.post(f"{at}/messages", handlers.replies(anthropic_messages)),
                 web.post(f"{at}/messages/count_tokens", handlers.count_tokens),

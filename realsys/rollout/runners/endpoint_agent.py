@@ -260,6 +260,8 @@ def session_settings(
         renderer=renderer,
         form=form,
         decode=decode,
+        encode=lambda text: list(tokenizer(text).input_ids),
+        num_ids=len(tokenizer),
         end_ids=host.end_ids,
         match=MessageMatch(agent.match),
         max_calls=agent.max_calls,

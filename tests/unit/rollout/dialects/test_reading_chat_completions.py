@@ -98,7 +98,9 @@ def test_numbers_and_switches() -> None:
         top_logprobs=0,
         stream=True,
         stream_options={"include_usage": True},
+        return_token_ids=True,
     )
+    assert request.token_ids
     assert (request.model, request.n, request.max_tokens) == ("policy", 3, 7)
     assert (request.stop, request.logprobs) == (("END",), True)
     assert (request.stream, request.stream_usage) == (True, True)
@@ -323,7 +325,7 @@ def test_the_last_message_goes_on_where_the_client_says_so(
         ({"echo": True}, "echo"),
         ({"chat_template": "{{ messages }}"}, "chat_template"),
         ({"documents": [{"text": "a"}]}, "documents"),
-        ({"return_token_ids": True}, "return_token_ids"),
+        ({"return_hidden_states": True}, "return_hidden_states"),
         ({"skip_special_tokens": True}, "skip_special_tokens"),
     ],
 )

@@ -153,6 +153,7 @@ def test_arguments_and_hints_of_the_template() -> None:
         ({"tools": [WEATHER, {"type": "custom", "name": "patch"}]}, "tools[1]"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tool_choice": {"type": "mcp", "server_label": "x"}}, "tool_choice"),
+        ({"return_token_ids": True}, "return_token_ids"),
         ({"text": {"format": "json"}}, "text.format"),
         ({"max_output_tokens": -1}, "max_output_tokens"),
         (

@@ -427,7 +427,12 @@ def anthropic_text(events: list[Any]) -> str:
     return "".join(d.get("text", "") for d in deltas)
 
 
+def completion_text(events: list[Any]) -> str:
+    return "".join(c["text"] for e in events for c in e["choices"])
+
+
 STREAMS = {
+    "/v1/completions": ({"prompt": "1", "max_tokens": 50}, completion_text),
     "/v1/chat/completions": (QUESTION, chat_text),
     "/v1/responses": ({"input": "1"}, response_text),
     "/v1/messages": ({**QUESTION, "max_tokens": 50}, anthropic_text),
@@ -456,6 +461,32 @@ def test_a_stream_is_the_whole_answer(path: str, text: str) -> None:
         assert streamed == one.message.content == two.message.content
         assert json.dumps(streamed)[1:-1] in json.dumps(whole)
         assert (one.answer.tokens, one.delivered, two.delivered) == (two.answer.tokens, True, True)
+
+    over_http(test)
+
+
+def test_tokens_that_are_told_continue_the_answer_when_they_are_sent_back() -> None:
+    async def test(at: Endpoint) -> None:
+        key, session, policy = at.session(f"one{END}", f"two{END}", f"three{END}")
+        told = await at.ask(key, {**QUESTION, "return_token_ids": True})
+        tokens = told["prompt_token_ids"] + told["choices"][0]["token_ids"]
+        assert tokens == [*policy.contexts[0], *policy.tokens(f"one{END}")]
+        asked = {"prompt": [[*tokens, 9]], "return_token_ids": True}
+        _, said, _ = await at.post("/v1/completions", asked, key)
+        (choice,) = said["choices"]
+        assert (choice["text"], choice["prompt_token_ids"]) == ("two", [*tokens, 9])
+        asked["prompt"] = [*tokens, 9, *choice["token_ids"], 8]  # type: ignore[list-item]
+        async with at.http.post(
+            at.url + "/v1/completions",
+            json={**asked, "stream": True},
+            headers={"x-api-key": key},
+        ) as got:
+            events = events_of(await got.text())
+        (last,) = events[-1]["choices"]
+        assert last["token_ids"] == [*policy.tokens(f"three{END}")]
+        (made,) = session.sequences(reward=1.0)
+        assert list(made.tokens) == [*policy.contexts[2], *last["token_ids"]]
+        assert sum(made.from_policy) == 4 + 4 + 6  # letters and ends
 
     over_http(test)
 
