@@ -163,7 +163,7 @@ def _refuse_what_is_not_served(fields: ChatBody, left: LeftOut) -> None:
         raise refused(
             "only text is served", where="modalities", fix='send ["text"], or leave it out'
         )
-    request_extras.refuse_extras(fields, tells_ids=True)
+    request_extras.refuse_extras(fields, has_token_ids=True)
     if fields.echo:
         raise refused(
             "what was begun is not told again", where="echo", fix="send false, or leave it out"
@@ -309,9 +309,9 @@ def _tool_choice(
 
 def body(result: ChatResult, request: ChatRequest) -> dict[str, Any]:
     """Returns the whole answer."""
-    told = {"prompt_token_ids": list(result.replies[0].prompt_ids)} if request.token_ids else {}
+    ids = {"prompt_token_ids": list(result.replies[0].prompt_ids)} if request.token_ids else {}
     return {
-        **told,
+        **ids,
         "id": result.id,
         "object": "chat.completion",
         "created": result.created,
@@ -333,9 +333,9 @@ def _choice(index: int, reply: ChatReply, request: ChatRequest) -> dict[str, Any
         message["reasoning_content"] = reply.message.reasoning
     if reply.message.tool_calls:
         message["tool_calls"] = [tool_call_body(call) for call in reply.message.tool_calls]
-    told = {"token_ids": list(reply.token_ids)} if request.token_ids else {}
+    ids = {"token_ids": list(reply.token_ids)} if request.token_ids else {}
     return {
-        **told,
+        **ids,
         "index": index,
         "message": message,
         "logprobs": content_logprobs(reply) if request.logprobs else None,

@@ -61,8 +61,8 @@ class ExtraFields(_NotServed, kw_only=True):
     """What other servers take besides.
 
     ``chat_template_kwargs``: arguments of the chat template; ``enable_thinking``: the one that most have.
-    ``return_token_ids``: whether the reply tells tokens. ``guided_json`` to ``structured_outputs``: what the
-    reply is held to, see held_replies.py.
+    ``return_token_ids``: whether the reply tells tokens. ``guided_json`` to ``structured_outputs``: what
+    the reply is held to, see held_replies.py.
     ``thinking``, ``reasoning`` and ``reasoning_effort``: wishes. ``continue_final_message`` and
     ``add_generation_prompt``: whether the last message goes on.
     """
@@ -85,11 +85,11 @@ class ExtraFields(_NotServed, kw_only=True):
     structured_outputs: Any = None
 
 
-def refuse_extras(fields: ExtraFields, *, tells_ids: bool = False) -> None:
+def refuse_extras(fields: ExtraFields, *, has_token_ids: bool = False) -> None:
     """Refuses what would be ignored.
 
     Args:
-        tells_ids: the API's replies have a place for token ids.
+        has_token_ids: the API's replies have a place for token ids.
     Raises:
         DataError: names the field.
     """
@@ -98,7 +98,7 @@ def refuse_extras(fields: ExtraFields, *, tells_ids: bool = False) -> None:
         is_zero = value == 0 and value is not False and name in _MEANT_AT_ZERO
         if (value and value != _NEUTRAL.get(name)) or is_zero:
             raise refused("not served here", where=name, fix=fix)
-    if fields.return_token_ids and not tells_ids:
+    if fields.return_token_ids and not has_token_ids:
         fix = "leave it out, or use /v1/chat/completions"
         raise refused("not served here", where="return_token_ids", fix=fix)
     for name in _THOUGHTS_LEFT_OUT:
