@@ -189,6 +189,9 @@ def test_an_answer_is_held_to_a_schema_in_every_api(server: Server) -> None:
     ended = [one["choices"][0] for one in made if one["choices"][0]["finish_reason"] == "stop"]
     assert len(ended) >= 3
     texts = [choice["message"]["content"] for choice in ended]
+    named: dict[str, Any] = {"prompt": "a", "max_tokens": 9, "guided_regex": "[0-9]{2}/x"}
+    (choice,) = server.json("/v1/completions", named)["choices"]
+    assert (choice["text"][2:], choice["finish_reason"]) == ("/x", "stop")
     greedy: dict[str, Any] = {"temperature": 0}
     response = server.json(
         "/v1/responses",

@@ -18,6 +18,7 @@ from realsys.api.agent import Answer
 from realsys.api.errors import DataError, RemoteError
 from realsys.config import extras
 from realsys.rollout.conversation import episode_session
+from realsys.rollout.conversation.answer_forms import ANSWER_FORMS
 from realsys.rollout.conversation.chat_messages import (
     ChatMessage,
     ChatRequest,
@@ -559,6 +560,19 @@ def test_the_first_request_is_told() -> None:
         session.on_first_call = lambda: told.append(1)
         await ask(session, user("1"))
         assert told
+
+    run(episode())
+
+
+def test_a_tool_without_parameters_is_called_in_every_form() -> None:
+    async def episode() -> None:
+        written = "<tool_call>\n<function=now>\n</function>\n</tool_call>"
+        for more in ({}, {"parameters": None}, {"parameters": {}}):
+            session, _ = scripted(written + END)
+            session.settings = replace(session.settings, form=ANSWER_FORMS["qwen3_coder"])
+            tool = {"type": "function", "function": {"name": "now", **more}}
+            (call,) = (await ask(session, user("1"), tools=(tool,))).replies[0].message.tool_calls
+            assert (call.name, call.arguments) == ("now", "{}")
 
     run(episode())
 

@@ -842,6 +842,8 @@ def test_a_head_that_cant_be_read_is_refused_and_fills_no_log(
 def test_what_is_left_out_is_logged_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
+    block = {"type": "image", "source": {"type": "url", "url": "u"}}
+    claude = {"messages": [{"role": "user", "content": [block]}]}
     looked = {"messages": [{"role": "user", "content": [image, {"type": "text", "text": "1"}]}]}
 
     async def test(at: Endpoint) -> None:
@@ -854,6 +856,8 @@ def test_what_is_left_out_is_logged_once_and_counted(caplog: pytest.LogCaptureFi
             await at.ask(key, looked)
             await at.ask(key)
             assert "[image left out]1" in session.settings.decode(policy.contexts[0])
+            counted, _, _ = await at.post("/v1/messages/count_tokens", claude, key)
+            assert counted == 200
             figures = session.figures()
             assert (figures["left_out"], figures["calls"]) == (1.0, 2.0)
         key, session, _ = at.session(f"yes{END}")
