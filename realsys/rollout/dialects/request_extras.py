@@ -29,6 +29,7 @@ _NOT_SERVED: Mapping[str, str] = {
     "skip_special_tokens": "leave it out: texts have all tokens but the one that ends them",
     "truncate_prompt_tokens": "send a shorter conversation",
     "stop_regex": "send stop",
+    "n_probs": "send logprobs",
     **dict.fromkeys(
         ("thinking_budget", "thinking_token_budget"), "send max_tokens, or reasoning_effort"
     ),
@@ -61,6 +62,7 @@ class ExtraFields(_NotServed, kw_only=True):
     """What other servers take besides.
 
     ``chat_template_kwargs``: arguments of the chat template; ``enable_thinking``: the one that most have.
+    ``add_special_tokens``: whether the tokenizer begins the prompt as it begins every text.
     ``return_token_ids``: whether the reply tells tokens. ``guided_json`` to ``structured_outputs``: what
     the reply is held to, see held_replies.py.
     ``thinking``, ``reasoning`` and ``reasoning_effort``: wishes. ``continue_final_message`` and
@@ -77,6 +79,7 @@ class ExtraFields(_NotServed, kw_only=True):
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None
     return_token_ids: bool | None = None
+    add_special_tokens: bool | None = None
     guided_json: Any = None
     guided_choice: Any = None
     guided_regex: Any = None
@@ -85,11 +88,14 @@ class ExtraFields(_NotServed, kw_only=True):
     structured_outputs: Any = None
 
 
-def refuse_extras(fields: ExtraFields, *, has_token_ids: bool = False) -> None:
+def refuse_extras(
+    fields: ExtraFields, *, has_token_ids: bool = False, begins_texts: bool = False
+) -> None:
     """Refuses what would be ignored.
 
     Args:
         has_token_ids: the API's replies have a place for token ids.
+        begins_texts: prompts begin as the tokenizer begins every text, not as a chat template does.
     Raises:
         DataError: names the field.
     """
@@ -101,6 +107,15 @@ def refuse_extras(fields: ExtraFields, *, has_token_ids: bool = False) -> None:
     if fields.return_token_ids and not has_token_ids:
         fix = "leave it out, or use /v1/chat/completions"
         raise refused("not served here", where="return_token_ids", fix=fix)
+    if fields.add_special_tokens is not None and fields.add_special_tokens is not begins_texts:
+        how = (
+            "the tokenizer does begin texts"
+            if begins_texts
+            else "a chat template begins the prompt"
+        )
+        raise refused(
+            how, where="add_special_tokens", fix="leave it out, or send token ids as prompt"
+        )
     for name in _THOUGHTS_LEFT_OUT:
         if getattr(fields, name) is False:
             raise refused("thoughts are always told apart", where=name, fix=_LEAVE)

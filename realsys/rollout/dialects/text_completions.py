@@ -92,7 +92,7 @@ def _refuse_what_is_not_served(fields: CompletionBody) -> None:
         )
     if fields.suffix:
         raise refused("text between others is not served", where="suffix", fix="leave it out")
-    request_extras.refuse_extras(fields, has_token_ids=True)
+    request_extras.refuse_extras(fields, has_token_ids=True, begins_texts=True)
     if name := next(iter(request_extras.template_args_of(fields)), None):
         where = name if name == "enable_thinking" else f"chat_template_kwargs.{name}"
         raise refused("no chat template is filled here", where=where, fix="leave it out")

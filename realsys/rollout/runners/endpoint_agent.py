@@ -261,7 +261,7 @@ def session_settings(
         form=form,
         decode=decode,
         encode=lambda text: list(tokenizer(text).input_ids),
-        num_ids=len(tokenizer),
+        num_ids=len(tokenizer) if hasattr(tokenizer, "__len__") else None,
         end_ids=host.end_ids,
         match=MessageMatch(agent.match),
         max_calls=agent.max_calls,

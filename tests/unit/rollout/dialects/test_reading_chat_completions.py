@@ -326,6 +326,8 @@ def test_the_last_message_goes_on_where_the_client_says_so(
         ({"chat_template": "{{ messages }}"}, "chat_template"),
         ({"documents": [{"text": "a"}]}, "documents"),
         ({"return_hidden_states": True}, "return_hidden_states"),
+        ({"add_special_tokens": True}, "add_special_tokens"),
+        ({"n_probs": 3}, "n_probs"),
         ({"skip_special_tokens": True}, "skip_special_tokens"),
     ],
 )
@@ -337,6 +339,7 @@ def test_what_changes_nothing_is_taken() -> None:
     plain = read()
     assert read(guided_json=None, guided_regex="", guided_choice=[]) == plain
     assert read(structured_outputs={"regex": None, "disable_any_whitespace": True}) == plain
+    assert read(add_special_tokens=False) == plain
     assert read(return_token_ids=False, documents=[]) == plain
     assert read(skip_special_tokens=False, chat_template_kwargs={}) == plain
     assert read(include_reasoning=True, truncate_prompt_tokens=-1, echo=False) == plain

@@ -70,6 +70,7 @@ def test_other_prompts_are_refused(prompt: Any) -> None:
         ({"enable_thinking": False}, "enable_thinking"),
         ({"prompt_logprobs": 0}, "prompt_logprobs"),
         ({"guided_grammar": "x"}, "guided_grammar"),
+        ({"add_special_tokens": False}, "add_special_tokens"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
     ],
 )
@@ -85,6 +86,7 @@ def test_defaults_are_the_apis() -> None:
         *(1, 16, (), False, False),
     )
     assert (made.token_ids, made.has_form, made.retries) == (False, False, 0)
+    assert asked(add_special_tokens=True) == made
     assert asked(logprobs=0).logprobs  # log-probs of the sampled token alone
 
 

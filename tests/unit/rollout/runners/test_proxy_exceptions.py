@@ -9,6 +9,7 @@ import pytest
 
 from realsys.rollout.runners.command_agent import agent_environment
 from realsys.rollout.runners.episode_outcome import EpisodeAddress
+from realsys.rollout.runners.hosted_agent import PythonAgent
 from realsys.rollout.runners.proxy_exceptions import proxy_exceptions
 
 
@@ -43,3 +44,16 @@ def test_a_program_finds_them_with_the_address_of_its_endpoint() -> None:
     seat: Any = SimpleNamespace(role="", address=address, session=None)
     made = agent_environment([seat], {"no_proxy": "corp.net"})
     assert made["NO_PROXY"] == made["no_proxy"] == "corp.net,127.0.0.1,localhost,10.0.0.7"
+
+
+def test_a_process_of_functions_finds_them_unless_the_run_sets_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.setenv("no_proxy", "corp.net")
+    agent = PythonAgent(function="a.py:f")
+    agent.url = "https://10.0.0.7:999"
+    made = agent.process_environment()
+    assert made["NO_PROXY"] == made["no_proxy"] == "corp.net,127.0.0.1,localhost,10.0.0.7"
+    agent = PythonAgent(function="a.py:f", env={"no_proxy": "other.net"})
+    assert agent.process_environment()["no_proxy"] == "other.net"
