@@ -21,16 +21,14 @@ from realsys.policy_server.text_completions import (
     body,
     read,
 )
-from realsys.rollout.conversation.episode_session import (
-    ContextFull,
-    SessionPolicy,
-    SessionSettings,
-)
+from realsys.rollout.conversation.episode_session import SessionPolicy, SessionSettings
+from realsys.rollout.conversation.full_context import context_full
 from realsys.rollout.conversation.growing_answer import GrowingAnswer
 from realsys.rollout.conversation.stop_cut import before_stops, cut_at_stop
 from realsys.rollout.dialects.error_bodies import openai_error
 from realsys.rollout.dialects.server_sent_events import DONE, data_event
 from realsys.rollout.endpoint.endpoint_app import (
+    AZURE_BASES,
     as_ours,
     json_body,
     key_of,
@@ -55,7 +53,8 @@ class CompletionHandler:
 
     def add_to(self, app: web.Application) -> None:
         """Adds the paths."""
-        for path in ("/v1/completions", "/completions"):
+        for base in ("/v1", "", *AZURE_BASES):
+            path = f"{base}/completions"
             app.router.add_post(path, self.handle)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -133,10 +132,12 @@ async def _one(
         on_tokens=None if on_text is None else on_tokens,
     )
     if answer.is_none:
-        raise ContextFull(
-            f"a prompt of {len(prompt)} tokens fills the model's context length",
+        raise context_full(
+            len(prompt),
+            num_answer=asked.max_tokens,
+            context_length=answer.context_length,
+            what="prompt",
             where="prompt",
-            fix="send a shorter one",
         )
     count, stop_text = cut_at_stop(answer.tokens, asked.stop, settings.decode)
     text = text_of(answer.tokens[:count])

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+CHAT_PREFIX = "chatcmpl-"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolCall:
@@ -69,6 +71,7 @@ class ChatRequest:
             in the client's body, for errors.
         retries: how often the client says that it sent this request before (``x-stainless-retry-count``).
         idempotency_key: of the client, or empty.
+        id_prefix: with which ids of answers begin in the client's API.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -91,6 +94,7 @@ class ChatRequest:
     schema_field: str = "response_format"
     retries: int = 0
     idempotency_key: str = ""
+    id_prefix: str = field(default=CHAT_PREFIX, compare=False)
 
 
 class FinishReason(StrEnum):

@@ -108,6 +108,7 @@ def read(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
         schema_field="output_config.format" if fields.output_format is None else "output_format",
         retries=retries,
         idempotency_key=key,
+        id_prefix="msg_",
     )
 
 

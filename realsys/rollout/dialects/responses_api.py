@@ -74,6 +74,7 @@ def read(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
         schema_field="text.format",
         retries=retries,
         idempotency_key=key,
+        id_prefix="resp_",
     )
 
 
