@@ -129,8 +129,8 @@ class Ask(Protocol):
                 came in pieces more may follow.
             on_tokens: called with the answer so far (``AnswerSoFar``) whenever a piece of it has come.
             grammar: what the answer must be, in llguidance's dialect of Lark; the embedded engine takes it.
-            begun: so many of the last ``tokens`` are the answer's own beginning: the rest is returned, within
-                ``limit`` and ``grammar`` of the whole.
+            begun: so many of the last ``tokens`` are the answer's own beginning; the rest is returned. Then
+                ``limit`` and ``grammar`` are of the whole.
         Raises:
             WaitTimeout, RemoteError: there is none.
         """

@@ -152,7 +152,11 @@ class CallWork:
 
     def answers(self) -> list[AnswerNode]:
         """Returns the answers, or the parts of them that there are."""
-        return self.nodes or [r.begun for r in self.replies if r.begun is not None]
+        parts = [r.begun for r in self.replies if r.begun is not None]
+        for part in parts:  # grows
+            if part.is_rest and part.parent is not None:
+                parts.append(part.parent)
+        return [*parts, *self.nodes]
 
 
 @dataclass(eq=False, kw_only=True)

@@ -39,7 +39,7 @@ async def ask(session: EpisodeSession, asked: ChatRequest) -> ChatResult:
 async def leave(
     session: EpisodeSession, asked: ChatRequest, *texts: str, wrote: Sequence[str] = ()
 ) -> None:
-    """Waits until each reply's text is so long, and leaves; ``wrote``: what was written of them, if less."""
+    """Waits until each reply's text is so long, and leaves; ``wrote``: what was written of it, if less."""
     seen: dict[int, str] = {}
     async with session.call(asked, on_text=seen.__setitem__) as live:
         async with asyncio.timeout(60):
