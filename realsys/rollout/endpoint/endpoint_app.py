@@ -312,7 +312,7 @@ def _sent_key(request: web.Request) -> str:
     kind, _, key = sent.partition(" ")
     if kind.lower() == "bearer":
         return key.strip()
-    return request.headers.get("x-api-key") or request.headers.get("api-key", "")
+    return request.headers.get("x-api-key", "") or request.headers.get("api-key", "")
 
 
 def key_of(request: web.Request) -> str:
