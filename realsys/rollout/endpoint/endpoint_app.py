@@ -58,6 +58,7 @@ from realsys.rollout.endpoint.session_registry import (
 logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 32 << 20
+LARGE_BODY_BYTES = 1 << 18
 _KEY = re.compile(r"[A-Za-z0-9._-]{8,256}")
 PING_S = 10.0  # a stream without text for so long gets a sign of life
 MOST_WAIT_S = 60.0  # for an episode; clients ask again
@@ -114,7 +115,7 @@ class _Handlers:
         async def handle(request: web.Request) -> web.StreamResponse:
             key = key_of(request)
             self._finder.settings_of(key)  # before anything is read of an unknown client
-            asked = dialect.read(await read_body(request), request.headers)
+            asked = await _asked(dialect, request)
             async with self._finder.lent(key) as session:
                 if asked.stream:
                     return await _streamed(request, session, asked, dialect)
@@ -130,7 +131,7 @@ class _Handlers:
 
     async def count_tokens(self, request: web.Request) -> web.StreamResponse:
         settings = self._finder.settings_of(key_of(request))
-        asked = anthropic_messages.read(await read_body(request), request.headers)
+        asked = await _asked(anthropic_messages, request)
         rendered = settings.renderer.whole(
             asked.messages,
             asked.tools,
@@ -211,6 +212,14 @@ class _SessionLives:
     async def end_session(self, request: web.Request) -> web.StreamResponse:
         ended = await self._registry.end(key_of(request))
         return json_body({"session_id": ended.id, "reward": ended.reward})
+
+
+async def _asked(dialect: Dialect, request: web.Request) -> ChatRequest:
+    """Reads what a client asks for; a large body, such as one with a large schema, beside other requests."""
+    body = await read_body(request)
+    if len(body) <= LARGE_BODY_BYTES:
+        return dialect.read(body, request.headers)
+    return await asyncio.to_thread(dialect.read, body, request.headers)
 
 
 async def _streamed(

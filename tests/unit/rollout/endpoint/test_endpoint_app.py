@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import re
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -21,7 +22,13 @@ from scripted_policy import END, ScriptedPolicy
 from realsys.api.agent import Answer
 from realsys.api.errors import RemoteError, WaitTimeout
 from realsys.rollout.conversation.episode_session import EpisodeSession
-from realsys.rollout.endpoint.endpoint_app import BODY_S, MAX_BODY_BYTES, endpoint_app
+from realsys.rollout.dialects import chat_completions
+from realsys.rollout.endpoint.endpoint_app import (
+    BODY_S,
+    LARGE_BODY_BYTES,
+    MAX_BODY_BYTES,
+    endpoint_app,
+)
 from realsys.rollout.endpoint.session_registry import (
     NoRoom,
     SessionRegistry,
@@ -927,3 +934,22 @@ def test_a_head_that_cant_be_read_is_refused_and_fills_no_log(
     with caplog.at_level(logging.INFO):
         over_http(test)
     assert [record for record in caplog.records if record.exc_info] == []
+
+
+def test_a_large_body_is_read_beside_other_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[bool] = []
+    read = chat_completions.read
+
+    def noted(*args: Any) -> Any:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return read(*args)
+
+    async def test(at: Endpoint) -> None:
+        key, _, _ = at.session(*[f"hi{END}"] * 2)
+        await at.ask(key)
+        schema = {"enum": ["x" * LARGE_BODY_BYTES]}  # ignored
+        await at.ask(key, {**QUESTION, "other": schema})
+        assert threads == [True, False]
+
+    monkeypatch.setattr(chat_completions, "read", noted)
+    over_http(test)
