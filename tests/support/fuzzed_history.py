@@ -23,7 +23,6 @@ from realsys.api.errors import DataError, RemoteError
 from realsys.rollout.conversation.answer_forms import form_of_template
 from realsys.rollout.conversation.chat_messages import (
     ChatMessage,
-    ChatReply,
     ChatRequest,
     ChatResult,
 )
@@ -165,9 +164,10 @@ class FuzzedHistory:
             renderer=self.renderer,
         )
         self.keeps_thoughts = rng.random() < 0.3
-        self._read: dict[int, ChatReply] = {}  # by the number of the log's entry
-        self._seen: dict[int, ChatReply] = {}  # and the server does not know
+        self._read: dict[int, int] = {}  # by the number of the log's entry, how many of its tokens
+        self._seen: dict[int, int] = {}  # and the server does not know
         self._missed: dict[int, tuple[tuple[ChatMessage, ...], str]] = {}
+        self._middle: set[str] = set()  # ids of answers that were left in the middle
         self._rewards: dict[int, float] = {}
         self._conversation: dict[int, Talk] = {}  # that ends with the answer
         self._told = 0
@@ -253,6 +253,68 @@ class FuzzedHistory:
         """Reads all of the text, breaks off before the last byte, and goes on with what it has read."""
         return self._answered(talk, await self._ask(self._request(talk), leave="late", uses=True))
 
+    async def _leave_in_the_middle(self, talk: Talk) -> list[Talk]:
+        """Leaves a stream of which something was written, and goes on with that, or asks again."""
+        rng, texts, written = self.rng, dict[int, str](), dict[int, str]()
+        request = self._request(talk, n=rng.choice((1, 1, 2)))
+        self.counts["requests"] += 1
+        try:
+            async with self.session.call(request, on_text=texts.__setitem__) as live:
+                result = asyncio.ensure_future(live.result())
+                for _ in range(rng.randrange(1, 30)):
+                    await asyncio.sleep(0)
+                    if result.done() and rng.random() < 0.5:
+                        break
+                    for index, text in texts.items():
+                        if text and rng.random() < 0.4:
+                            live.wrote(index, text)
+                            written[index] = text
+                result.cancel()
+                await asyncio.gather(result, return_exceptions=True)
+        except DataError:
+            return []
+        task = live.work.running
+        has_failed = task.done() and not task.cancelled() and task.exception() is not None
+        if has_failed or not written:
+            return []
+        self.counts["left in the middle"] += 1
+        was_left_before, self._middle = live.id in self._middle, {*self._middle, live.id}
+        made = [t for i, text in written.items() for t in await self._left(talk, live.id, i, text)]
+        if rng.random() < 0.5:
+            return made
+        asked = await self._ask(replace(request, retries=rng.choice((0, 1))))
+        for index, reply in enumerate(asked.replies if asked else ()):
+            goes_on = reply.message.content.startswith(written.get(index, ""))
+            assert asked is not None
+            # Who has left the same answer twice may get another one
+            if not goes_on and not (was_left_before and asked.id != live.id):
+                self.problems.append("who came again got another answer than the part that it had")
+        return self._answered(talk, asked)
+
+    async def _left(self, talk: Talk, id: str, index: int, text: str) -> list[Talk]:
+        """Notes what of a reply must be trained on; returns the conversation with it."""
+        ids = (id, f"{id}-{index}")
+        nodes = [n for n in self.session.tree.nodes if n.id in ids and n.was_left]
+        found = [n for n in nodes if n.message.content == text]
+        if not found:
+            if not any(n.id in ids and n.message.content.startswith(text) for n in nodes):
+                self.problems.append(f"{text!r} was written, and is no answer")
+            return []
+        node, sent = found[-1], ChatMessage(role="assistant", content=text)
+        while not any(
+            e.logprobs[0] >= node.answer.logprobs[0] >= e.logprobs[-1] for e in self.policy.log
+        ):
+            await asyncio.sleep(0)  # it is logged when it has been given up
+        entry = self._entry(node.answer.logprobs[0])
+        self._read[entry.number] = len(node.answer.tokens)
+        whole = [t for n in node.line if n.id in ids for t in n.answer.tokens]
+        if text[-3:] not in str(
+            self.family.tokenizer.decode(whole)
+        ):  # marks before it are left out
+            self.problems.append(f"{text!r} was written, and is not in the tokens of it")
+        self._conversation[entry.number] = Talk((*talk.messages, sent), talk.tools)
+        return [Talk((*talk.messages, sent, *self._reaction(sent)), talk.tools)]
+
     async def _at_once(self, talk: Talk) -> list[Talk]:
         """Sends the same request several times at the same time: each is a sample of its own."""
         request = self._request(talk)
@@ -272,12 +334,13 @@ class FuzzedHistory:
     async def _reward(self, talk: Talk) -> list[Talk]:
         nodes = [n for n in self.session.tree.nodes if n.delivered]
         if nodes:
-            node = self.rng.choice(nodes)
+            id_ = self.rng.choice(nodes).id
             reward = 10.0 + self._told
             self._told += 1
-            self.session.set_reward(reward, call_id=node.id)
-            first = node.answer.logprobs[0]
-            self._rewards[self._entry(first).number] = reward
+            self.session.set_reward(reward, call_id=id_)
+            for node in self.session.tree.nodes:
+                if node.id == id_ and node.delivered:
+                    self._rewards[self._entry(node.answer.logprobs[0]).number] = reward
         return await self._go_on(talk)
 
     # ---- asking ----------------------------------------------------------------------------------
@@ -330,11 +393,13 @@ class FuzzedHistory:
             entry = self._entry(reply.logprobs[0].logprob)
             if entry.number >= num_logged:
                 self._check_context(entry, request)
-            self._missed[entry.number] = (request.messages, reply.message.content)
-            if not leave or uses:
-                (self._seen if leave else self._read)[entry.number] = reply
-                whole = (*request.messages, self._as_sent_back(reply.message))
-                self._conversation[entry.number] = Talk(whole, request.tools)
+            whole = (*request.messages, self._as_sent_back(reply.message))
+            parts = Counter(self._entry(token.logprob).number for token in reply.logprobs)
+            for number, count in parts.items():  # several, if its client had left it before
+                self._missed[number] = (request.messages, reply.message.content)
+                if not leave or uses:
+                    (self._seen if leave else self._read)[number] = count
+                    self._conversation[number] = Talk(whole, request.tools)
         return result
 
     def _numbers(self, result: ChatResult) -> list[int]:
@@ -366,8 +431,9 @@ class FuzzedHistory:
             if self.rng.random() < 0.25 and made:
                 continue
             sent = self._as_sent_back(reply.message)
-            known = self._entry(reply.logprobs[0].logprob).number
-            self._conversation[known] = Talk((*talk.messages, sent), talk.tools)
+            for token in reply.logprobs:
+                known = self._entry(token.logprob).number
+                self._conversation[known] = Talk((*talk.messages, sent), talk.tools)
             made.append(Talk((*talk.messages, sent, *self._reaction(sent)), talk.tools))
         return made
 
@@ -441,8 +507,15 @@ class FuzzedHistory:
 
     def _may_be_seen(self, number: int) -> bool:
         """Whether the client went on with this answer, or with one that read the same, unread as well."""
-        if number in self._seen or number not in self._missed:
-            return number in self._seen
+        if number in self._seen:
+            return True
+        answers = {self._entry(n.answer.logprobs[0]).number: n for n in self.session.tree.nodes}
+        node, known = answers[number], self._read.keys() | self._seen.keys()
+        twins = [n for k, n in answers.items() if k in known and n.parent is node.parent]
+        if any(n.message.content.strip() == node.message.content.strip() for n in twins):
+            return bool(node.children)  # it went on with one that says the same
+        if number not in self._missed:
+            return False
         before, content = self._missed[number]
         return any(
             (talk.messages[:-1], talk.messages[-1].content.strip()) == (before, content.strip())
@@ -460,8 +533,8 @@ class FuzzedHistory:
                 place += 1
                 continue
             entry = self._entry(sequence.logprobs[place])
-            reply = self._read.get(entry.number) or self._seen.get(entry.number)
-            count = reply.num_tokens if reply else len(entry.tokens)
+            known = self._read.get(entry.number) or self._seen.get(entry.number)
+            count = known or len(entry.tokens)
             span = slice(place, place + count)
             same = (
                 sequence.tokens[:place] == entry.context
@@ -506,6 +579,7 @@ class FuzzedHistory:
 _ACTIONS = (
     *[FuzzedHistory._go_on] * 10,
     *[FuzzedHistory._leave_and_retry] * 3,
+    *[FuzzedHistory._leave_in_the_middle] * 3,
     FuzzedHistory._several,
     FuzzedHistory._edit,
     FuzzedHistory._forget,

@@ -35,6 +35,8 @@ class AnswerNode:
         delivered: the client got it. An answer that nobody has read is not trained on, unless its branch
             goes on.
         reward: of this answer alone; None: none was set.
+        was_left: its client left its stream, so it ends with what had been written.
+        is_rest: it goes on with its parent, which was left, for a client that came again.
     """
 
     id: str
@@ -45,6 +47,8 @@ class AnswerNode:
     num_messages: int = 0
     delivered: bool = False
     reward: float | None = None
+    was_left: bool = False
+    is_rest: bool = False
     children: list[AnswerNode] = field(default_factory=list)
 
     @property
@@ -91,6 +95,15 @@ class AnswerTree:
             self._by_path.setdefault(path_key, []).append(node)
         if node.parent is not None:
             node.parent.children.append(node)
+
+    def remove(self, node: AnswerNode) -> None:
+        """Takes out an answer that no other one continues."""
+        self.nodes.remove(node)
+        for found in self._by_path.values():
+            if node in found:
+                found.remove(node)
+        if node.parent is not None:
+            node.parent.children.remove(node)
 
     def longest(
         self, path_keys: Sequence[bytes], messages: Sequence[ChatMessage]

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 Prompt = str | tuple[int, ...]  # a text, or tokens
+CHAT_PREFIX = "chatcmpl-"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,6 +84,7 @@ class ChatRequest:
         left_out: kinds of tools and parts that the body had and these fields have not, see ``Unserved``.
         retries: how often the client says that it sent this request before (``x-stainless-retry-count``).
         idempotency_key: of the client, or empty.
+        id_prefix: with which ids of answers begin in the client's API.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -112,6 +114,12 @@ class ChatRequest:
     left_out: tuple[str, ...] = ()
     retries: int = 0
     idempotency_key: str = ""
+    id_prefix: str = field(default=CHAT_PREFIX, compare=False)
+
+    @property
+    def num_replies(self) -> int:
+        """How many replies there are, to all prompts together."""
+        return self.n * max(1, len(self.prompts))
 
     @property
     def has_form(self) -> bool:

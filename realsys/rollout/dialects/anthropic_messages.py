@@ -129,6 +129,7 @@ def read(
         left_out=tuple(left.kinds),
         retries=retries,
         idempotency_key=key,
+        id_prefix="msg_",
     )
 
 

@@ -98,9 +98,19 @@ def decoded(body: bytes, kind: type[T]) -> T:
                 where=where or "body",
                 fix="cut texts between whole characters, and replace broken ones with U+FFFD",
             ) from None
-        raise refused(
-            f"the body is no JSON: {error}", where="body", fix="send one JSON object in UTF-8"
-        ) from None
+        what = f"the body is no JSON: {error}"
+        if (place := _not_utf8(body)) is not None:
+            what = f"byte {body[place]:#x} at place {place} of the body is no UTF-8"
+        raise refused(what, where="body", fix="send one JSON object in UTF-8") from None
+
+
+def _not_utf8(body: bytes) -> int | None:
+    """Returns the place of the first byte that is none of UTF-8's; None: there is none."""
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        return error.start
+    return None
 
 
 def half_character(body: bytes) -> str | None:

@@ -22,8 +22,11 @@ class ChatStream:
         self._content: list[list[str]] = [[] for _ in range(request.n)]  # what went out, by reply
         self._reasoning: list[list[str]] = [[] for _ in range(request.n)]
 
-    def opening(self, id: str, created: int, model: str) -> bytes:
+    def opening(
+        self, id: str, created: int, model: str, *, num_prompt_tokens: int = 0, num_cached: int = 0
+    ) -> bytes:
         """Returns a chunk with the role for each reply."""
+        del num_prompt_tokens, num_cached  # told at the end
         self._head = {
             "id": id,
             "object": "chat.completion.chunk",

@@ -22,8 +22,10 @@ class StreamEncoder(Protocol):
     at the end may be left to ``closing``, which then sends it after the text.
     """
 
-    def opening(self, id: str, created: int, model: str) -> bytes:
-        """Returns the events before any text; ``id`` and ``created`` as the result will have them."""
+    def opening(
+        self, id: str, created: int, model: str, *, num_prompt_tokens: int = 0, num_cached: int = 0
+    ) -> bytes:
+        """Returns the events before any text; all as the result will have it."""
         ...
 
     def reasoning(self, index: int, text: str) -> bytes:

@@ -80,6 +80,7 @@ def read(
         **held_fields(fields, schema, "response_format"),
         retries=retries,
         idempotency_key=key,
+        id_prefix="cmpl-",
     )
 
 
@@ -197,8 +198,11 @@ class CompletionStream:
         self._head: dict[str, Any] = {}
         self._sent: dict[int, list[str]] = {}
 
-    def opening(self, id: str, created: int, model: str) -> bytes:
+    def opening(
+        self, id: str, created: int, model: str, *, num_prompt_tokens: int = 0, num_cached: int = 0
+    ) -> bytes:
         """Returns nothing: the first chunk is one of text."""
+        del num_prompt_tokens, num_cached
         self._head = _head(id, created, model)
         return b""
 

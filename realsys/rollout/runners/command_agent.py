@@ -167,9 +167,11 @@ def read_reward(path: Path, *, problem: str) -> AgentOutcome:
         return AgentOutcome(problem=problem)
     except (OSError, UnicodeDecodeError) as error:  # a pipe, a folder, bytes
         raise _unreadable(str(error)) from error
+    if not text:  # it died while it wrote
+        return AgentOutcome(problem=problem or "its reward file is empty")
     try:
         # JSON knows no .5, which bc and awk write
-        read = float(text) if _NUMBER.fullmatch(text) else json.loads(text) if text else None
+        read = float(text) if _NUMBER.fullmatch(text) else json.loads(text)
         given = read if isinstance(read, dict) else {"reward": read}
         return outcome_of(given, problem=problem)
     except (ValueError, RecursionError) as error:

@@ -70,9 +70,13 @@ class AskPolicy:
         sampling: Mapping[str, Any],
         on_tokens: Callable[[Sequence[int]], None] | None,
         grammar: str = "",
+        begun: int = 0,
     ) -> Answer:
         """Samples an answer; ``sampling`` is ignored."""
-        return await self._ask(tokens, limit, stop=stop, on_tokens=on_tokens, grammar=grammar)
+        more = {"begun": begun} if begun else {}
+        return await self._ask(
+            tokens, limit, stop=stop, on_tokens=on_tokens, grammar=grammar, **more
+        )
 
 
 @dataclass(eq=False, kw_only=True)

@@ -139,12 +139,7 @@ async def finished_episode(
         outcome = replace(outcome, problem=outcome.doubt.what)
     used = [seat for seat in seats if seat.session.last_node() is not None]
     if not used:
-        problem = outcome.problem or "it made no request"
-        raise RolloutError(
-            f"{problem}: the agent ended without an answer of the policy",
-            where=f"episode {task.id}",
-            fix="see its log; it must use the base URL and the key that it is given",
-        )
+        raise _no_answer(task, seats, outcome.problem)
     if outcome.doubt is not None and not task.is_doubtful:
         raise outcome.doubt
     if unknown := sorted(set(outcome.rewards) - {seat.role for seat in seats}):
@@ -180,6 +175,35 @@ async def finished_episode(
         problem=outcome.problem,
         was_doubtful=outcome.doubt is not None,
     )
+
+
+def _no_answer(task: EpisodeTask, seats: Sequence[EpisodeSeat], problem: str) -> RolloutError:
+    """Returns the error of an episode in which no answer of the policy has reached the agent."""
+    asked = sum(seat.session.num_calls() for seat in seats)
+    unread = sum(int(seat.session.figures()["unread_answers"]) for seat in seats)
+    if unread:
+        what = f"{_many(unread, 'answer')} of the policy {_was(unread)} not read"
+        fix = "see its log: it left before an answer had reached it, or its time was too short"
+    elif asked:
+        what = f"it made {_many(asked, 'request')}, and none was answered"
+        fix = "see its log for the errors that it got, or its time limit"
+    else:
+        what = "it made no request"
+        fix = "see its log; it must use the base URL and the key that it is given"
+    before = f"{problem}: " if problem else ""
+    return RolloutError(
+        f"{before}the agent ended without an answer of the policy: {what}",
+        where=f"episode {task.id}",
+        fix=fix,
+    )
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _was(count: int) -> str:
+    return "was" if count == 1 else "were"
 
 
 def _own_reward(seat: EpisodeSeat, outcome: AgentOutcome) -> float | None:

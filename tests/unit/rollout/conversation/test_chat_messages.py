@@ -30,4 +30,5 @@ def test_a_request_that_says_nothing_asks_for_one_free_reply_at_once() -> None:
         **{name: {} for name in ("sampling", "template_args", "template_hints")},
         "schema_field": "response_format",
         "retries": 0,
+        "id_prefix": "chatcmpl-",
     }

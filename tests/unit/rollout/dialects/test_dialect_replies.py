@@ -279,6 +279,21 @@ WRONG = DataError("there is no message", where="messages[0].content", fix="send 
 LOST = ClusterError("no server answers", where="node 7:/secret/path", fix="try again")
 
 
+def test_a_sentence_that_has_its_stop_gets_no_second_one() -> None:
+    error = DataError("the limit is exceeded.", where="/v1/responses", fix="send less")
+    told = "the limit is exceeded. Fix: send less"
+    assert chat_completions.error(error, 413)["error"]["message"] == told
+    assert anthropic_messages.error(error, 413)["error"]["message"] == told
+
+
+def test_a_body_of_another_encoding_is_told_by_its_place() -> None:
+    body = '{"messages": [{"role": "user", "content": "café"}]}'.encode("latin-1")
+    with pytest.raises(DataError) as caught:
+        chat_completions.read(body, {})
+    assert caught.value.where == "body"
+    assert f"byte 0xe9 at place {body.index(0xE9)}" in caught.value.what
+
+
 def test_an_openai_error_names_the_field() -> None:
     assert chat_completions.error(WRONG, 400) == {
         "error": {
