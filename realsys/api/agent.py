@@ -119,7 +119,7 @@ class Ask(Protocol):
         stop: Sequence[str] = (),
         on_tokens: Callable[[Sequence[int]], None] | None = None,
         grammar: str = "",
-        begun: int = 0,
+        answer_prefix: int = 0,
     ) -> Answer:
         """Returns the answer to ``tokens``.
 
@@ -129,8 +129,8 @@ class Ask(Protocol):
                 came in pieces more may follow.
             on_tokens: called with the answer so far (``AnswerSoFar``) whenever a piece of it has come.
             grammar: what the answer must be, in llguidance's dialect of Lark; the embedded engine takes it.
-            begun: so many of the last ``tokens`` are the answer's own beginning; the rest is returned. Then
-                ``limit`` and ``grammar`` are of the whole.
+            answer_prefix: so many of the last ``tokens`` are the answer's own beginning. Returned is the
+                rest; ``limit`` and ``grammar`` are of the whole.
         Raises:
             WaitTimeout, RemoteError: there is none.
         """

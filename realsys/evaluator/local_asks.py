@@ -46,7 +46,7 @@ class LocalAsk:
         stop: Sequence[str] = (),
         on_tokens: Callable[[Sequence[int]], None] | None = None,
         grammar: str = "",
-        begun: int = 0,
+        answer_prefix: int = 0,
     ) -> Answer:
         """Generates the policy's answer to ``tokens``, or its rest.
 
@@ -57,7 +57,7 @@ class LocalAsk:
         self.request_stats.requests += 1
         part = PartialAnswer.to(
             tokens,
-            begun=begun,
+            answer_prefix=answer_prefix,
             limit=settings.limit(limit),
             seed=row_seed(settings.base_seed, self._ticket.id, self._index, turn),
             stop=tuple(stop),

@@ -36,17 +36,17 @@ class ClientPolicy:
         sampling: Mapping[str, Any],
         on_tokens: Callable[[Sequence[int]], None] | None,
         grammar: str = "",
-        begun: int = 0,
+        answer_prefix: int = 0,
     ) -> Answer:
         """Samples an answer to ``tokens``. Answers of a request have different seeds: its own, and others
         that follow from it.
 
         Args:
-            begun: none here: who comes again has another conversation.
+            answer_prefix: none here: who comes again has another conversation.
         Raises:
             DataError: the client's settings can't be served. WorkerLost: the engine ends.
         """
-        assert not begun
+        assert not answer_prefix
         number = self._num_answers
         self._num_answers += 1
         seed = answer_seed(sampling.get("seed", self._drawn_seed), number)

@@ -43,11 +43,11 @@ class ScriptedPolicy:
         sampling: Mapping[str, Any],
         on_tokens: Callable[[Sequence[int]], None] | None,
         grammar: str = "",
-        begun: int = 0,
+        answer_prefix: int = 0,
     ) -> Answer:
         self.contexts.append(tuple(tokens))
         wishes = {"limit": limit, "stop": stop, "grammar": grammar, **sampling}
-        self.wishes.append(wishes | ({"begun": begun} if begun else {}))
+        self.wishes.append(wishes | ({"answer_prefix": answer_prefix} if answer_prefix else {}))
         said = self.script[len(self.contexts) - 1]
         if self.go is not None:
             await self.go.wait()

@@ -102,7 +102,7 @@ class SimulatedPolicy:
         sampling: Mapping[str, Any],
         on_tokens: Callable[[Sequence[int]], None] | None,
         grammar: str = "",
-        begun: int = 0,
+        answer_prefix: int = 0,
     ) -> Answer:
         """Samples an answer and logs it."""
         self.asked += 1
@@ -110,7 +110,7 @@ class SimulatedPolicy:
         await asyncio.sleep(0)
         if rng.random() < self.fails:
             raise RemoteError("the server is gone", where="simulated", fix="ask again")
-        room = min((limit or 60) - begun, self.context_length - len(context))
+        room = min((limit or 60) - answer_prefix, self.context_length - len(context))
         if room <= 0:
             return Answer(tokens=(), logprobs=(), versions=(), stopped=False)
         drawn = self._tokens(self._text(context))

@@ -24,15 +24,6 @@ from realsys.generation.engine.token_grammar import grammar_fault
 from realsys.rollout.conversation.answer_forms import ANSWER_FORMS, AnswerForm
 from realsys.rollout.conversation.answer_tree import AnswerNode, AnswerTree, sequences
 from realsys.rollout.conversation.call_book import CallBook, CallState, ChatCall
-from realsys.rollout.conversation.call_work import (
-    CallPlace,
-    CallWork,
-    GrowingReply,
-    LiveReply,
-    OnText,
-    SessionOver,
-    session_over,
-)
 from realsys.rollout.conversation.chat_messages import (
     ChatMessage,
     ChatReply,
@@ -50,6 +41,15 @@ from realsys.rollout.conversation.full_context import ContextFull, context_full
 from realsys.rollout.conversation.given_prompts import continued_answer, no_texts, prompt_tokens
 from realsys.rollout.conversation.growing_answer import GrowingAnswer
 from realsys.rollout.conversation.message_matching import MessageMatch, path_keys
+from realsys.rollout.conversation.pending_call import (
+    CallPlace,
+    GrowingReply,
+    LiveReply,
+    OnText,
+    PendingCall,
+    SessionOver,
+    session_over,
+)
 from realsys.rollout.conversation.reply_grammar import reply_grammar
 from realsys.rollout.conversation.stop_cut import before_stops, cut_at_stop
 from realsys.runtime.first_error import first_error
@@ -81,7 +81,7 @@ class SessionPolicy(Protocol):
         sampling: Mapping[str, Any],
         on_tokens: OnTokens | None,
         grammar: str = "",
-        begun: int = 0,
+        answer_prefix: int = 0,
     ) -> Answer:
         """Samples an answer to ``tokens``.
 
@@ -92,8 +92,8 @@ class SessionPolicy(Protocol):
             on_tokens: called with all tokens of the answer so far, whenever there are more. They are an
                 ``AnswerSoFar`` where an answer that its client leaves is to be trained on.
             grammar: what the answer must be, see reply_grammar.py; empty: anything.
-            begun: so many of the last ``tokens`` are the answer's own beginning; asked for is the rest, and
-                ``limit`` and ``grammar`` are of the whole.
+            answer_prefix: so many of the last ``tokens`` are the answer's own beginning. Returned is the
+                rest; ``limit`` and ``grammar`` are of the whole.
         Raises:
             WaitTimeout, RemoteError: there is no answer.
         """
@@ -147,7 +147,7 @@ class EpisodeSession:
     tree: AnswerTree = field(default_factory=AnswerTree)
     is_over: bool = False
     on_first_call: Callable[[], None] | None = None
-    _book: CallBook[CallWork] = field(default_factory=CallBook)
+    _book: CallBook[PendingCall] = field(default_factory=CallBook)
     _num_starts: int = 0
     _num_left_out: int = 0  # requests that something was left out of
     _asked: list[float] = field(default_factory=list)  # when, of answers that are on their way
@@ -164,7 +164,7 @@ class EpisodeSession:
         Raises:
             SessionOver: the episode has ended. DataError: the request can't be answered.
         """
-        await self._told_who_left()
+        await self._notice_disconnects()
         if self.is_over:
             raise session_over()
         call, is_new = self._book.claim(request)
@@ -190,7 +190,7 @@ class EpisodeSession:
             elif not call.listeners:
                 self._end_at_what_was_written(call)
 
-    async def _told_who_left(self) -> None:
+    async def _notice_disconnects(self) -> None:
         """Has streams end whose clients have left: their next request holds what they got of them."""
         for _ in range(_TURNS):
             calls = (c for c in self._book.calls if c.listeners and c.work is not None)
@@ -198,13 +198,13 @@ class EpisodeSession:
                 return
             await asyncio.sleep(0)
 
-    def _end_at_what_was_written(self, call: ChatCall[CallWork]) -> None:
+    def _end_at_what_was_written(self, call: ChatCall[PendingCall]) -> None:
         """Makes a finished answer of what a client had got of its stream when it left, if it had."""
         work = call.work
         if work is None or call.state is CallState.FAILED or not work.ends_early:
             return
         answers = [reply.handed_answer() for reply in work.replies]
-        if not any(answers) and not any(reply.begun for reply in work.replies):
+        if not any(answers) and not any(reply.prefix for reply in work.replies):
             return  # the policy has not told the tokens of the text
         work.is_left = True
         work.running.cancel()
@@ -215,12 +215,12 @@ class EpisodeSession:
         work.nodes.clear()
         for number, (answer, reply) in enumerate(zip(answers, work.replies, strict=True)):
             if answer is not None:
-                reply.begun = self._left_node(call, work, number, answer)
+                reply.prefix = self._left_node(call, work, number, answer)
         # Who got no more of it than before, and asks again, wants another one.
         call.state = CallState.LEFT if any(answers) else CallState.READ
 
     def _left_node(
-        self, call: ChatCall[CallWork], work: CallWork, number: int, answer: Answer
+        self, call: ChatCall[PendingCall], work: PendingCall, number: int, answer: Answer
     ) -> AnswerNode:
         """Adds what was written of a reply: its client has ended it, as by a stop text."""
         reply = work.replies[number]
@@ -313,20 +313,20 @@ class EpisodeSession:
 
     # ---- one call --------------------------------------------------------------------------------
 
-    def _call_id(self, call: ChatCall[CallWork]) -> str:
+    def _call_id(self, call: ChatCall[PendingCall]) -> str:
         start = f".{self._num_starts}" if self._num_starts else ""
         return f"{call.prefix}{self.id}{start}-{call.number}"
 
     def _start(
-        self, call: ChatCall[CallWork], request: ChatRequest, on_text: OnText | None
+        self, call: ChatCall[PendingCall], request: ChatRequest, on_text: OnText | None
     ) -> None:
         """Begins to answer a call, or goes on with one that was left."""
         former, call.state = call.work, CallState.RUNNING
-        begun = (
-            [None] * request.num_replies if former is None else [r.begun for r in former.replies]
+        prefix = (
+            [None] * request.num_replies if former is None else [r.prefix for r in former.replies]
         )
-        work = call.work = CallWork(
-            replies=[GrowingReply(begun=node) for node in begun],
+        work = call.work = PendingCall(
+            replies=[GrowingReply(prefix=node) for node in prefix],
             is_streamed=on_text is not None,
             sinks=[] if on_text is None else [on_text],
             places=() if former is None else former.places,
@@ -336,7 +336,7 @@ class EpisodeSession:
         work.task.add_done_callback(lambda t: t.cancelled() or t.exception())
 
     async def _answer(
-        self, call: ChatCall[CallWork], request: ChatRequest, work: CallWork
+        self, call: ChatCall[PendingCall], request: ChatRequest, work: PendingCall
     ) -> ChatResult:
         try:
             result = await self._sampled(call, request, work)
@@ -348,7 +348,7 @@ class EpisodeSession:
         return result
 
     async def _sampled(
-        self, call: ChatCall[CallWork], request: ChatRequest, work: CallWork
+        self, call: ChatCall[PendingCall], request: ChatRequest, work: PendingCall
     ) -> ChatResult:
         if not work.places:
             work.places = await self._places(call, request)
@@ -383,7 +383,7 @@ class EpisodeSession:
         )
 
     async def _places(
-        self, call: ChatCall[CallWork], request: ChatRequest
+        self, call: ChatCall[PendingCall], request: ChatRequest
     ) -> tuple[CallPlace, ...]:
         """Finds where each reply stands, which is behind the conversation, or behind its prompt.
 
@@ -435,24 +435,24 @@ class EpisodeSession:
 
     def _add_node(
         self,
-        call: ChatCall[CallWork],
-        work: CallWork,
+        call: ChatCall[PendingCall],
+        work: PendingCall,
         number: int,
         answer: Answer,
         message: ChatMessage,
     ) -> AnswerNode:
         """Adds a reply to the tree, or what of it is new behind the part that its client had got."""
-        place, begun = work.places[number], work.replies[number].begun
+        place, prefix = work.places[number], work.replies[number].prefix
         request, cut = place.request, place.cut
         messages = with_reply(request, message, None if cut is None else cut.message)
         node = AnswerNode(
             id=self._call_id(call) + (f"-{number}" if len(work.places) > 1 else ""),
-            parent=place.parent if begun is None else begun,
-            observed=place.prompt.tokens if begun is None else (),
+            parent=place.parent if prefix is None else prefix,
+            observed=place.prompt.tokens if prefix is None else (),
             answer=answer,
             message=messages[-1],
             num_messages=0 if request.prompts else len(messages),
-            is_rest=begun is not None,
+            is_rest=prefix is not None,
         )
         if request.prompts:
             self.tree.add(node, None)
@@ -546,13 +546,13 @@ class EpisodeSession:
         thinking: bool,
         grammar: str,
         place: tuple[int, int],
-        work: CallWork,
+        work: PendingCall,
     ) -> tuple[Answer | None, ChatReply]:
         """Samples a reply, or the rest of one that was left. Returns what was sampled, None if nothing was
         left to sample, and the whole reply.
         """
         growing_reply = work.replies[place[1]]
-        begun = growing_reply.begun_answer()
+        prefix = growing_reply.prefix_answer()
         has_tools = bool(request.tools) and request.tool_choice is not ToolChoice.NONE
         form, growing = self._form_of(request), GrowingAnswer()
 
@@ -571,27 +571,27 @@ class EpisodeSession:
             growing_reply.sampled = tokens if isinstance(tokens, AnswerSoFar) else None
             if not growing.is_due(len(tokens)):
                 return
-            text = text_of((*begun.tokens, *tokens) if begun.tokens else tokens)
+            text = text_of((*prefix.tokens, *tokens) if prefix.tokens else tokens)
             if not text.endswith("\ufffd"):  # half a letter
-                work.tell(place[1], sure(text))
+                work.publish(place[1], sure(text))
 
         growing_reply.sure = lambda tokens: sure(text_of(tokens))
         growing_reply.thoughts = lambda tokens: (
             form.parse(text_of(tokens), thinking=thinking, tools=has_tools).reasoning
         )
-        answer = begun
-        if not self._is_whole(begun, request):
+        answer = prefix
+        if not self._is_whole(prefix, request):
             with self._noted_request():
                 answer = await self.policy.sample(
-                    [*context, *begun.tokens],
+                    [*context, *prefix.tokens],
                     limit=request.max_tokens,
                     stop=request.stop,
                     sampling=request.sampling,
                     on_tokens=on_tokens if work.is_streamed else None,
                     grammar=grammar,
-                    **({"begun": len(begun.tokens)} if begun.tokens else {}),
+                    **({"answer_prefix": len(prefix.tokens)} if prefix.tokens else {}),
                 )
-            answer = begun.joined(answer)
+            answer = prefix.joined(answer)
         if answer.is_none:
             raise context_full(
                 len(context),
@@ -602,7 +602,7 @@ class EpisodeSession:
             )
         count, stop_text = cut_at_stop(answer.tokens, request.stop, self._text)
         answer = replace(answer.part(0, count), stopped=bool(stop_text) or answer.stopped)
-        rest = answer.part(len(begun.tokens), count)
+        rest = answer.part(len(prefix.tokens), count)
         growing_reply.sampled = AnswerSoFar.of(rest)
         text = text_of(answer.tokens)
         if stop_text:
@@ -618,7 +618,7 @@ class EpisodeSession:
         finish = FinishReason.STOP if answer.stopped else FinishReason.LENGTH
         if calls and answer.stopped:
             finish = FinishReason.TOOL_CALLS
-        return rest if rest.tokens or not begun.tokens else None, ChatReply(
+        return rest if rest.tokens or not prefix.tokens else None, ChatReply(
             message=message,
             finish=finish,
             stop_text=stop_text,
@@ -628,11 +628,11 @@ class EpisodeSession:
             prompt_ids=tuple(context) if request.token_ids else (),
         )
 
-    def _is_whole(self, begun: Answer, request: ChatRequest) -> bool:
+    def _is_whole(self, prefix: Answer, request: ChatRequest) -> bool:
         """Whether nothing may follow on what a client had got of a reply."""
-        _, stop_text = cut_at_stop(begun.tokens, request.stop, self._text)
+        _, stop_text = cut_at_stop(prefix.tokens, request.stop, self._text)
         limit = request.max_tokens
-        return bool(stop_text) or (limit is not None and len(begun.tokens) >= limit)
+        return bool(stop_text) or (limit is not None and len(prefix.tokens) >= limit)
 
     def _form_of(self, request: ChatRequest) -> AnswerForm:
         """Returns how replies are read: those to prompts are texts and nothing else."""

@@ -38,7 +38,7 @@ _FIELD_PATH = re.compile(r"[A-Za-z_]\w*+(?:\.\w++|\[[\w.]++\])*+")
 def message_of(error: RealsysError) -> str:
     """Returns the field if there is one, what happened and what to do; no names of hosts or files."""
     if isinstance(error, ContextFull) and error.num_prompt:
-        return _with_fix(_full_as_openai_says(error), error.fix)
+        return _with_fix(_openai_full_context(error), error.fix)
     field = field_of(error)
     return _with_fix(f"{field}: {error.what}" if field else error.what, error.fix)
 
@@ -47,7 +47,7 @@ def _with_fix(text: str, fix: str) -> str:
     return f"{text.rstrip('.')}. Fix: {fix}" if fix else text
 
 
-def _full_as_openai_says(error: ContextFull) -> str:
+def _openai_full_context(error: ContextFull) -> str:
     """Returns the words by which clients of OpenAI's APIs know a full context, and shorten theirs."""
     # A server that has not said its length has less than the prompt.
     most = str(error.context_length) if error.context_length else f"at most {error.num_prompt}"
@@ -58,7 +58,7 @@ def _full_as_openai_says(error: ContextFull) -> str:
     )
 
 
-def _full_as_anthropic_says(error: ContextFull) -> str:
+def _anthropic_full_context(error: ContextFull) -> str:
     """Returns the same for clients of Anthropic's API. One token at least is for the answer."""
     most = error.context_length or error.num_prompt
     return f"prompt is too long: {max(error.num_prompt, most + 1)} tokens > {most} maximum"
@@ -97,7 +97,7 @@ def anthropic_error(error: RealsysError, status: int) -> dict[str, Any]:
     """Returns the body of a failed request to Anthropic's API; also the data of a stream's error event."""
     kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     if isinstance(error, ContextFull) and error.num_prompt:
-        message = _with_fix(_full_as_anthropic_says(error), error.fix)
+        message = _with_fix(_anthropic_full_context(error), error.fix)
     else:
         message = message_of(error)
     return {"type": "error", "error": {"type": kind, "message": message}}

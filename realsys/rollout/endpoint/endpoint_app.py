@@ -7,8 +7,8 @@
     /rl/start_session  /rl/set_reward  /rl/end_session   of episodes alone
 
 A reply counts as read when its last byte has been written to a connection that is still there. One whose
-client leaves its stream ends with what was written (call_work.py). Of a whole reply the client gets nothing
-before all of it: if it leaves, the answer goes on, and its retry gets the same one.
+client leaves its stream ends with what was written (pending_call.py). Of a whole reply a client gets
+nothing before all of it: if it leaves, the answer goes on, and its retry gets the same one.
 """
 
 from __future__ import annotations

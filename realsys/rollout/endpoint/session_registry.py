@@ -194,12 +194,12 @@ class SessionRegistry:
             return self._ended[key]
         session = self.find(key)
         session.is_over = True
-        told = EndedEpisode(session.id, session.reward)
+        ended = EndedEpisode(session.id, session.reward)
         if key in self._from_outside:
             self.close(key)
-            self._ended[key] = told
+            self._ended[key] = ended
             for oldest in list(self._ended)[:-_MOST_ENDED]:
                 del self._ended[oldest]
             assert self.source is not None
             await self.source.end(session)
-        return told
+        return ended

@@ -70,10 +70,10 @@ class AskPolicy:
         sampling: Mapping[str, Any],
         on_tokens: Callable[[Sequence[int]], None] | None,
         grammar: str = "",
-        begun: int = 0,
+        answer_prefix: int = 0,
     ) -> Answer:
         """Samples an answer; ``sampling`` is ignored."""
-        more = {"begun": begun} if begun else {}
+        more = {"answer_prefix": answer_prefix} if answer_prefix else {}
         return await self._ask(
             tokens, limit, stop=stop, on_tokens=on_tokens, grammar=grammar, **more
         )

@@ -62,7 +62,7 @@ class PartialAnswer:
     """Tokens of an answer that were generated so far.
 
     Attributes:
-        begun: so many of ``tokens`` were there before, and nothing else is known of them.
+        answer_prefix: so many of ``tokens`` were there before, and nothing else is known of them.
     """
 
     prompt: Sequence[int]
@@ -76,17 +76,26 @@ class PartialAnswer:
     kept: list[bytes] = field(default_factory=list)
     ended: bool = False
     stopped: bool = False
-    begun: int = 0
+    answer_prefix: int = 0
     context_length: int = 0
 
     @classmethod
-    def to(cls, tokens: Sequence[int], *, begun: int = 0, limit: int, **how: Any) -> PartialAnswer:
-        """Begins an answer to ``tokens``, the last ``begun`` of which are its own."""
+    def to(
+        cls, tokens: Sequence[int], *, answer_prefix: int = 0, limit: int, **how: Any
+    ) -> PartialAnswer:
+        """Begins an answer to ``tokens``, the last ``answer_prefix`` of which are its own."""
         prompt, own = tuple(tokens), list[int]()
-        if begun:
-            prompt, own = prompt[:-begun], list(prompt[-begun:])
-        is_whole = begun > 0 and begun >= limit
-        return cls(prompt=prompt, tokens=own, begun=begun, limit=limit, ended=is_whole, **how)
+        if answer_prefix:
+            prompt, own = prompt[:-answer_prefix], list(prompt[-answer_prefix:])
+        is_whole = answer_prefix > 0 and answer_prefix >= limit
+        return cls(
+            prompt=prompt,
+            tokens=own,
+            answer_prefix=answer_prefix,
+            limit=limit,
+            ended=is_whole,
+            **how,
+        )
 
     def take(self, result: GenerateResult, *, asked: int) -> None:
         """Adds the result of a request for ``asked`` tokens. An aborted one leaves the answer
@@ -103,9 +112,9 @@ class PartialAnswer:
         self.ended = self.stopped or short or len(self.tokens) >= self.limit
 
     def answer(self) -> Answer:
-        """Returns the answer in the form that agents get, without what was begun before."""
+        """Returns the answer in the form that agents get, without the prefix that was there before."""
         return Answer(
-            tokens=tuple(self.tokens[self.begun :]),
+            tokens=tuple(self.tokens[self.answer_prefix :]),
             logprobs=tuple(self.logprobs),
             versions=tuple(self.versions),
             kept=tuple(self.kept),
@@ -114,9 +123,9 @@ class PartialAnswer:
         )
 
     def so_far(self) -> AnswerSoFar:
-        """Returns what is there now, without what was begun before."""
+        """Returns what is there now, without the prefix that was there before."""
         return AnswerSoFar(
-            tokens=self.tokens[self.begun :] if self.begun else self.tokens,
+            tokens=self.tokens[self.answer_prefix :] if self.answer_prefix else self.tokens,
             logprobs=self.logprobs,
             versions=self.versions,
             kept=self.kept,

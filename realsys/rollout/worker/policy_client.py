@@ -122,7 +122,7 @@ class EpisodeAsk:
         stop: Sequence[str] = (),
         on_tokens: Callable[[Sequence[int]], None] | None = None,
         grammar: str = "",
-        begun: int = 0,
+        answer_prefix: int = 0,
     ) -> Answer:
         """Generates the policy's answer to ``tokens``, or its rest.
 
@@ -135,7 +135,7 @@ class EpisodeAsk:
         id_ = seed_id(self._ticket.id, self._number)
         part = PartialAnswer.to(
             tokens,
-            begun=begun,
+            answer_prefix=answer_prefix,
             limit=settings.limit(limit),
             seed=row_seed(settings.base_seed, id_, self._index, turn),
             stop=tuple(stop),

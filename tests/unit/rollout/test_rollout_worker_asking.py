@@ -402,7 +402,7 @@ def test_a_server_without_room_for_more_ends_the_answer_as_cut():
 
 
 def test_an_answer_that_was_begun_goes_on_within_the_limit_of_the_whole() -> None:
-    part = PartialAnswer.to((*PROMPT, 7, 8), begun=2, limit=6, seed=0, grammar="start: any")
+    part = PartialAnswer.to((*PROMPT, 7, 8), answer_prefix=2, limit=6, seed=0, grammar="start: any")
     gconfig = GenerationHyperparameters(max_new_tokens=50)
     config = AnswerSettings(gconfig=gconfig, end_ids=frozenset({2}), base_seed=1)
     request = next_request(part, config, rid="r")
@@ -413,7 +413,7 @@ def test_an_answer_that_was_begun_goes_on_within_the_limit_of_the_whole() -> Non
     assert len(part.so_far()) == 4
     assert part.so_far().first(4) == part.answer()
     assert len(part.answer().tokens) == len(part.answer().logprobs) == 4
-    assert PartialAnswer.to((*PROMPT, 7, 8), begun=2, limit=2, seed=0).ended
+    assert PartialAnswer.to((*PROMPT, 7, 8), answer_prefix=2, limit=2, seed=0).ended
 
 
 def test_errors_of_the_manager_are_not_taken_for_a_servers():

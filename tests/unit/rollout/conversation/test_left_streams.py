@@ -168,7 +168,7 @@ def test_who_comes_again_gets_the_rest_and_it_is_one_answer(retries: int) -> Non
         assert all(text.startswith("hello") for text in texts)
         begun = policy.tokens("hello")
         assert policy.contexts[1] == policy.contexts[0] + begun
-        assert (policy.wishes[1]["begun"], policy.wishes[1]["limit"]) == (5, 40)
+        assert (policy.wishes[1]["answer_prefix"], policy.wishes[1]["limit"]) == (5, 40)
         (made,) = session.sequences(reward=1.0)
         assert made.tokens == policy.contexts[1] + policy.tokens(f" there{END}")
         assert trained(made) == [*begun, *policy.tokens(f" there{END}")]

@@ -39,6 +39,7 @@ from realsys.transport.http_listener import SILENCE_S, HttpListener
 
 ADMIN = "sk-admin-1"
 QUESTION = {"messages": [{"role": "user", "content": "1"}]}
+FULL = {"openai": "This model's maximum context length is ", "anthropic": "prompt is too long: "}
 GONE = RemoteError("the server is gone", where="server", fix="ask again")
 
 
@@ -398,11 +399,11 @@ def test_a_full_context_is_told_in_the_words_that_clients_look_for(
         assert (status, error["type"]) == (400, "invalid_request_error")
         numbers = [int(n) for n in re.findall(r"\d+", error["message"])]
         if path == "/v1/messages":
-            assert error["message"].startswith("prompt is too long: ")
+            assert error["message"].startswith(FULL["anthropic"])
             assert numbers == ([prompt, length] if length else [prompt + 1, prompt])
         else:
             assert error["code"] == "context_length_exceeded"
-            assert error["message"].startswith("This model's maximum context length is ")
+            assert error["message"].startswith(FULL["openai"])
             most, least = length or prompt, 16 if path == "/v1/completions" else 1
             answer = wanted or least
             assert numbers == [most, prompt + answer, prompt, answer]

@@ -64,7 +64,7 @@ class GrowingReply:
     """One reply of a request, on its way.
 
     Attributes:
-        begun: what its client had got of it when it left; the reply goes on from there.
+        prefix: what its client had got of it when it left; the reply goes on from there.
         sampled: the tokens behind that; None: the policy has not told of any.
         sure: tokens of the whole answer → the content that a reply with them has for sure.
         thoughts: tokens of the whole answer → the thoughts in it.
@@ -72,16 +72,16 @@ class GrowingReply:
         handed: the longest beginning of it that was written to a connection.
     """
 
-    begun: AnswerNode | None = None
+    prefix: AnswerNode | None = None
     sampled: AnswerSoFar | None = None
     sure: Callable[[Sequence[int]], str] = field(default=lambda tokens: "")
     thoughts: Callable[[Sequence[int]], str] = field(default=lambda tokens: "")
     text: str = ""
     handed: str = ""
 
-    def begun_answer(self) -> Answer:
+    def prefix_answer(self) -> Answer:
         """Returns all that its client had got when it left, once or several times."""
-        made, node = NOTHING, self.begun
+        made, node = NOTHING, self.prefix
         while node is not None:
             made = node.answer.joined(made)
             node = node.parent if node.is_rest else None
@@ -90,7 +90,7 @@ class GrowingReply:
     def handed_tokens(self) -> tuple[int, ...]:
         """Returns the fewest tokens of the answer that hold all that was written."""
         sampled = () if self.sampled is None else self.sampled.tokens
-        tokens = (*self.begun_answer().tokens, *sampled)
+        tokens = (*self.prefix_answer().tokens, *sampled)
         count = bisect_left(
             range(len(tokens)),
             True,
@@ -99,13 +99,13 @@ class GrowingReply:
         return tokens[:count]
 
     def handed_answer(self) -> Answer | None:
-        """Returns what was written and was not ``begun`` before; None: nothing was."""
-        count = len(self.handed_tokens()) - len(self.begun_answer().tokens)
+        """Returns what was written and was not ``prefix`` before; None: nothing was."""
+        count = len(self.handed_tokens()) - len(self.prefix_answer().tokens)
         return None if self.sampled is None or count < 1 else self.sampled.first(count)
 
 
 @dataclass(eq=False, kw_only=True)
-class CallWork:
+class PendingCall:
     """A call that is being answered, for everybody who waits for it.
 
     Attributes:
@@ -136,7 +136,7 @@ class CallWork:
             if reply.text:
                 sink(number, reply.text)
 
-    def tell(self, number: int, text: str) -> None:
+    def publish(self, number: int, text: str) -> None:
         """Notes the sure content of a reply, and tells who wants it."""
         self.replies[number].text = text
         for sink in self.sinks:
@@ -160,7 +160,7 @@ class CallWork:
 
     def answers(self) -> list[AnswerNode]:
         """Returns the answers, or the parts of them that there are."""
-        parts = [r.begun for r in self.replies if r.begun is not None]
+        parts = [r.prefix for r in self.replies if r.prefix is not None]
         for part in parts:  # grows
             if part.is_rest and part.parent is not None:
                 parts.append(part.parent)
@@ -173,7 +173,7 @@ class LiveReply:
 
     id: str
     created: int
-    work: CallWork
+    work: PendingCall
     was_read: bool = False
 
     async def result(self) -> ChatResult:
