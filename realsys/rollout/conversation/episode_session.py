@@ -294,7 +294,7 @@ class EpisodeSession:
     def figures(self) -> dict[str, float]:
         """Returns numbers for the metrics."""
         return {
-            "calls": float(len(self.tree.nodes)),
+            "calls": float(sum(not node.is_rest for node in self.tree.nodes)),
             "branches": float(len(self.tree.leaves())),
             "unread_answers": float(self.tree.num_unread()),
         }
@@ -426,9 +426,10 @@ class EpisodeSession:
             message=messages[-1],
             num_messages=len(messages),
             is_rest=prefix is not None,
+            content_of=work.replies[number].sure if work.is_streamed else None,
         )
         path = path_keys(messages, request.tools, self.settings.match, place.args)
-        self.tree.add(node, path[-1])
+        self.tree.add(node, path[-1], question_key=path[-2])
         return node
 
     def _prompt(
@@ -436,7 +437,10 @@ class EpisodeSession:
     ) -> tuple[AnswerNode | None, RenderedChat]:
         """Finds the answer that the request continues, and renders what is new."""
         renderer, continues = self.settings.renderer, request.continues
-        if (found := self.tree.longest(keys, request.messages)) is not None:
+        found = self.tree.longest(keys, request.messages)
+        answered = 0 if found is None else found[1]
+        found = self.tree.shortened(keys, request.messages, answered) or found
+        if found is not None:
             node, answered = found
             is_cut = answered == len(request.messages) and (
                 node.was_left or not node.answer.stopped

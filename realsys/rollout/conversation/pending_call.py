@@ -152,11 +152,11 @@ class PendingCall:
 
     def answers(self) -> list[AnswerNode]:
         """Returns the answers, or the parts of them that there are."""
-        parts = [r.prefix for r in self.replies if r.prefix is not None]
+        parts = [*self.nodes, *(r.prefix for r in self.replies if r.prefix is not None)]
         for part in parts:  # grows
             if part.is_rest and part.parent is not None:
                 parts.append(part.parent)
-        return [*parts, *self.nodes]
+        return parts
 
 
 @dataclass(eq=False, kw_only=True)
