@@ -530,7 +530,8 @@ class FuzzedHistory:
         answers = {self._entry(n.answer.logprobs[0]).number: n for n in self.session.tree.nodes}
         node, known = answers[number], self._read.keys() | self._seen.keys()
         twins = [n for k, n in answers.items() if k in known and n.parent is node.parent]
-        if any(n.message.content.strip() == node.message.content.strip() for n in twins):
+        said = node.message.content.strip()  # nothing: as an answer that it has edited may say
+        if not said or any(n.message.content.strip() == said for n in twins):
             return bool(node.children)  # it went on with one that says the same
         if number not in self._missed:
             return False

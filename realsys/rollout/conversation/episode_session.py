@@ -175,10 +175,7 @@ class EpisodeSession:
             self._book.left(call, read=live.was_read)
             if on_text is not None:
                 work.sinks.remove(on_text)
-            if live.was_read:
-                for node in work.nodes:
-                    node.delivered = True
-            elif not call.listeners:
+            if not live.was_read and not call.listeners:
                 self._end_at_what_was_written(call)
 
     async def _notice_disconnects(self) -> None:
@@ -529,7 +526,7 @@ class EpisodeSession:
                 return
             text = text_of((*prefix.tokens, *tokens) if prefix.tokens else tokens)
             if not text.endswith("\ufffd"):  # half a letter
-                work.publish(place[1], sure(text))
+                work.publish(place[1], sure(text), len(prefix.tokens) + len(tokens))
 
         growing_reply.sure = lambda tokens: sure(text_of(tokens))
         growing_reply.thoughts = lambda tokens: (

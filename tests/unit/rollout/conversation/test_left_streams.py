@@ -275,6 +275,20 @@ def test_a_session_that_ends_keeps_what_was_written_of_its_streams() -> None:
     run(episode())
 
 
+def test_a_session_that_ends_behind_the_last_byte_of_a_stream_keeps_the_whole_answer() -> None:
+    async def episode() -> None:
+        session, policy = scripted(HELLO)
+        async with session.call(request(), on_text=lambda i, text: None) as live:
+            await live.result()
+            live.wrote(0, "hello")
+            live.read()
+            await session.close()  # before the block has ended
+        (made,) = session.sequences(reward=1.0)
+        assert trained(made) == [*policy.tokens(HELLO)]
+
+    run(episode())
+
+
 def test_while_somebody_else_reads_it_nothing_is_cut() -> None:
     async def episode() -> None:
         session, policy = halting(HELLO)
