@@ -201,6 +201,22 @@ class FuzzedHistory:
         keep = self.rng.choice((place + 1, len(messages)))
         return await self._go_on(self._ending_with_a_question(messages[:keep], talk.tools))
 
+    async def _shorten(self, talk: Talk) -> list[Talk]:
+        """Goes on with the beginning of an answer, as a client that reads no further."""
+        answers = [i for i, m in enumerate(talk.messages) if m.role == "assistant" and m.content]
+        if not answers:
+            return await self._go_on(talk)
+        place = self.rng.choice(answers)
+        whole = talk.messages[place].content
+        part = ChatMessage(role="assistant", content=whole[: self.rng.randrange(1, len(whole) + 1)])
+        num_parts = sum(node.is_rest for node in self.session.tree.nodes)
+        made = await self._go_on(
+            self._ending_with_a_question([*talk.messages[:place], part], talk.tools)
+        )
+        more = sum(node.is_rest for node in self.session.tree.nodes) - num_parts
+        self.counts["gone on with a part"] += more
+        return made
+
     async def _forget(self, talk: Talk) -> list[Talk]:
         """Cuts the oldest turns behind the system text, as agents with a small window do."""
         head = talk.messages[:1] if talk.messages[0].role == "system" else ()
@@ -490,20 +506,24 @@ class FuzzedHistory:
     # ---- what is checked -------------------------------------------------------------------------
 
     def _check(self, sequences: Sequence[Trajectory]) -> None:
-        trained: Counter[int] = Counter()
+        trained: Counter[tuple[int, int]] = Counter()  # tokens of the log
         for sequence in sequences:
             of_entry = self._check_sequence(sequence)
             trained.update(of_entry)
-            for number in of_entry:
+            for number, _ in of_entry:
                 wanted = self._rewards.get(number, sequence.reward)
                 if sequence.reward != wanted:
                     self.problems.append(f"reward {sequence.reward} instead of {wanted}")
-        if twice := [n for n, times in trained.items() if times > 1]:
-            self.problems.append(f"answers {twice} are trained on twice")
-        if missing := self._read.keys() - trained.keys():
+        if twice := {number for (number, _), times in trained.items() if times > 1}:
+            self.problems.append(f"answers {sorted(twice)} are trained on twice")
+        counts = Counter(number for number, _ in trained)
+        if missing := self._read.keys() - counts.keys():
             self.problems.append(f"answers {sorted(missing)} were read, and are not trained on")
-        if more := {n for n in trained.keys() - self._read.keys() if not self._may_be_seen(n)}:
+        if more := {n for n in counts.keys() - self._read.keys() if not self._may_be_seen(n)}:
             self.problems.append(f"answers {sorted(more)} were not read, and are trained on")
+        known = {**self._seen, **self._read}
+        if other := {n: c for n, c in counts.items() if c != known.get(n, c)}:
+            self.problems.append(f"of answers {other} other parts were read: {known}")
 
     def _may_be_seen(self, number: int) -> bool:
         """Whether the client went on with this answer, or with one that read the same, unread as well."""
@@ -512,7 +532,8 @@ class FuzzedHistory:
         answers = {self._entry(n.answer.logprobs[0]).number: n for n in self.session.tree.nodes}
         node, known = answers[number], self._read.keys() | self._seen.keys()
         twins = [n for k, n in answers.items() if k in known and n.parent is node.parent]
-        if any(n.message.content.strip() == node.message.content.strip() for n in twins):
+        said = node.message.content.strip()  # nothing: as an answer that it has edited may say
+        if not said or any(n.message.content.strip() == said for n in twins):
             return bool(node.children)  # it went on with one that says the same
         if number not in self._missed:
             return False
@@ -522,9 +543,9 @@ class FuzzedHistory:
             for talk in (self._conversation[n] for n in self._seen)
         )
 
-    def _check_sequence(self, sequence: Trajectory) -> set[int]:
-        """Compares it with the log, token by token; returns the answers that it trains."""
-        found: set[int] = set()
+    def _check_sequence(self, sequence: Trajectory) -> set[tuple[int, int]]:
+        """Compares it with the log, token by token; returns which tokens of which answers it trains."""
+        found: set[tuple[int, int]] = set()
         place, size = 0, len(sequence.tokens)
         while place < size:
             if not sequence.from_policy[place]:
@@ -533,22 +554,25 @@ class FuzzedHistory:
                 place += 1
                 continue
             entry = self._entry(sequence.logprobs[place])
-            known = self._read.get(entry.number) or self._seen.get(entry.number)
-            count = known or len(entry.tokens)
-            span = slice(place, place + count)
+            first = entry.logprobs.index(
+                sequence.logprobs[place]
+            )  # not 0: a client went on with a part
+            its = set(entry.logprobs)
+            count = sum(1 for _ in takewhile(its.__contains__, sequence.logprobs[place:]))
+            span, logged = slice(place, place + count), slice(first, first + count)
             same = (
-                sequence.tokens[:place] == entry.context
-                and sequence.tokens[span] == entry.tokens[:count]
-                and sequence.logprobs[span] == entry.logprobs[:count]
-                and sequence.versions[span] == entry.versions[:count]
+                sequence.tokens[:place] == entry.context + entry.tokens[:first]
+                and sequence.tokens[span] == entry.tokens[logged]
+                and sequence.logprobs[span] == entry.logprobs[logged]
+                and sequence.versions[span] == entry.versions[logged]
                 and all(sequence.from_policy[span])
-                and (not self.policy.with_kept or sequence.kept[span] == entry.kept[:count])
+                and (not self.policy.with_kept or sequence.kept[span] == entry.kept[logged])
             )
             if not same:
                 self.problems.append(f"answer {entry.number} is not trained as it was sampled")
                 self.counts["retokenised"] += count
             self.counts["trained"] += count
-            found.add(entry.number)
+            found |= {(entry.number, i) for i in range(first, first + count)}
             place += max(count, 1)
         return found
 
@@ -582,6 +606,7 @@ _ACTIONS = (
     *[FuzzedHistory._leave_in_the_middle] * 3,
     FuzzedHistory._several,
     FuzzedHistory._edit,
+    *[FuzzedHistory._shorten] * 2,
     FuzzedHistory._forget,
     FuzzedHistory._go_back,
     FuzzedHistory._other_system,

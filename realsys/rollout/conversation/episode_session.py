@@ -184,10 +184,7 @@ class EpisodeSession:
             self._book.left(call, read=live.was_read)
             if on_text is not None:
                 work.sinks.remove(on_text)
-            if live.was_read:
-                for node in work.nodes:
-                    node.delivered = True
-            elif not call.listeners:
+            if not live.was_read and not call.listeners:
                 self._end_at_what_was_written(call)
 
     async def _notice_disconnects(self) -> None:
@@ -306,7 +303,7 @@ class EpisodeSession:
         left_out = {"left_out": float(self._num_left_out)} if drops else {}
         return {
             **left_out,
-            "calls": float(len(self.tree.nodes)),
+            "calls": float(sum(not node.is_rest for node in self.tree.nodes)),
             "branches": float(len(self.tree.leaves())),
             "unread_answers": float(self.tree.num_unread()),
         }
@@ -453,12 +450,13 @@ class EpisodeSession:
             message=messages[-1],
             num_messages=0 if request.prompts else len(messages),
             is_rest=prefix is not None,
+            content_of=work.replies[number].sure if work.is_streamed else None,
         )
         if request.prompts:
             self.tree.add(node, None)
             return node
         path = path_keys(messages, request.tools, self.settings.match, place.args)
-        self.tree.add(node, path[-1])
+        self.tree.add(node, path[-1], question_key=path[-2])
         return node
 
     def _check_held(self, request: ChatRequest) -> None:
@@ -484,7 +482,10 @@ class EpisodeSession:
     ) -> tuple[AnswerNode | None, RenderedChat]:
         """Finds the answer that the request continues, and renders what is new."""
         renderer, continues = self.settings.renderer, request.continues
-        if (found := self.tree.longest(keys, request.messages)) is not None:
+        found = self.tree.longest(keys, request.messages)
+        answered = 0 if found is None else found[1]
+        found = self.tree.shortened(keys, request.messages, answered) or found
+        if found is not None:
             node, answered = found
             is_cut = answered == len(request.messages) and (
                 node.was_left or not node.answer.stopped
@@ -573,7 +574,7 @@ class EpisodeSession:
                 return
             text = text_of((*prefix.tokens, *tokens) if prefix.tokens else tokens)
             if not text.endswith("\ufffd"):  # half a letter
-                work.publish(place[1], sure(text))
+                work.publish(place[1], sure(text), len(prefix.tokens) + len(tokens))
 
         growing_reply.sure = lambda tokens: sure(text_of(tokens))
         growing_reply.thoughts = lambda tokens: (

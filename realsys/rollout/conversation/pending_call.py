@@ -68,7 +68,7 @@ class GrowingReply:
         sampled: the tokens behind that; None: the policy has not told of any.
         sure: tokens of the whole answer → the content that a reply with them has for sure.
         thoughts: tokens of the whole answer → the thoughts in it.
-        text: sure content so far.
+        text: sure content so far. readings: its length with so many tokens, in order.
         handed: the longest beginning of it that was written to a connection.
     """
 
@@ -77,6 +77,7 @@ class GrowingReply:
     sure: Callable[[Sequence[int]], str] = field(default=lambda tokens: "")
     thoughts: Callable[[Sequence[int]], str] = field(default=lambda tokens: "")
     text: str = ""
+    readings: list[tuple[int, int]] = field(default_factory=list)
     handed: str = ""
 
     def prefix_answer(self) -> Answer:
@@ -91,9 +92,14 @@ class GrowingReply:
         """Returns the fewest tokens of the answer that hold all that was written."""
         sampled = () if self.sampled is None else self.sampled.tokens
         tokens = (*self.prefix_answer().tokens, *sampled)
+        # Between two readings, else each stream that is left were decoded from its beginning many times
+        reached = bisect_left(self.readings, (len(self.handed), 0))
+        first = self.readings[reached - 1][1] if reached else 0
+        last = self.readings[reached][1] if reached < len(self.readings) else len(tokens)
         count = bisect_left(
-            range(len(tokens)),
+            range(last),
             True,
+            lo=min(first, last),
             key=lambda n: self.sure(tokens[:n])[: len(self.handed)] == self.handed,
         )
         return tokens[:count]
@@ -136,9 +142,12 @@ class PendingCall:
             if reply.text:
                 sink(number, reply.text)
 
-    def publish(self, number: int, text: str) -> None:
-        """Notes the sure content of a reply, and tells who wants it."""
-        self.replies[number].text = text
+    def publish(self, number: int, text: str, num_tokens: int) -> None:
+        """Notes the sure content of a reply's first ``num_tokens``, and gives it to who wants it."""
+        reply = self.replies[number]
+        if len(text) > len(reply.text):
+            reply.text = text
+            reply.readings.append((len(text), num_tokens))
         for sink in self.sinks:
             sink(number, text)
 
@@ -160,11 +169,11 @@ class PendingCall:
 
     def answers(self) -> list[AnswerNode]:
         """Returns the answers, or the parts of them that there are."""
-        parts = [r.prefix for r in self.replies if r.prefix is not None]
+        parts = [*self.nodes, *(r.prefix for r in self.replies if r.prefix is not None)]
         for part in parts:  # grows
             if part.is_rest and part.parent is not None:
                 parts.append(part.parent)
-        return [*parts, *self.nodes]
+        return parts
 
 
 @dataclass(eq=False, kw_only=True)
@@ -203,5 +212,7 @@ class LiveReply:
             reply.handed = text
 
     def read(self) -> None:
-        """Notes that the client got the whole reply."""
+        """Notes that the client got the whole reply, which is there."""
         self.was_read = True
+        for node in self.work.nodes:
+            node.delivered = True

@@ -275,6 +275,20 @@ def test_a_session_that_ends_keeps_what_was_written_of_its_streams() -> None:
     run(episode())
 
 
+def test_a_session_that_ends_behind_the_last_byte_of_a_stream_keeps_the_whole_answer() -> None:
+    async def episode() -> None:
+        session, policy = scripted(HELLO)
+        async with session.call(request(), on_text=lambda i, text: None) as live:
+            await live.result()
+            live.wrote(0, "hello")
+            live.read()
+            await session.close()  # before the block has ended
+        (made,) = session.sequences(reward=1.0)
+        assert trained(made) == [*policy.tokens(HELLO)]
+
+    run(episode())
+
+
 def test_while_somebody_else_reads_it_nothing_is_cut() -> None:
     async def episode() -> None:
         session, policy = halting(HELLO)
@@ -305,5 +319,54 @@ def test_a_reward_of_its_id_is_that_of_what_was_written() -> None:
         session.set_reward(0.25, call_id="chatcmpl-e-0")
         (made,) = session.sequences(reward=1.0)
         assert made.reward == 0.25
+
+    run(episode())
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_who_has_read_less_than_was_written_goes_on_behind_what_it_has_read(
+    is_whole: bool,
+) -> None:
+    """However much of the answer was in the sockets when it left."""
+
+    async def episode() -> None:
+        session, policy = scripted(HELLO, f"yes{END}")
+        if is_whole:
+            async with session.call(request(), on_text=lambda i, text: None) as live:
+                await live.result()
+                live.read()
+        else:
+            policy.halfway = asyncio.Event()
+            await leave(session, request(), "hello")
+            policy.halfway = None
+        await ask(session, request(user("1"), said("hel"), user("2")))
+        first = policy.contexts[0] + policy.tokens("hel")
+        assert policy.contexts[1][: len(first)] == first
+        rest = session.settings.decode(policy.contexts[1][len(first) :])
+        assert rest.startswith("<|im_end|>\n<|im_start|>user\n2")
+        left, went_on = session.sequences(reward=1.0)
+        written = policy.tokens(HELLO if is_whole else "hello")
+        assert trained(left) == [*written]
+        assert left.tokens == policy.contexts[0] + written
+        assert trained(went_on) == [*policy.tokens(f"yes{END}")]
+        assert session.figures() == {"calls": 2.0, "branches": 2.0, "unread_answers": 0.0}
+        session.set_reward(0.25, call_id="chatcmpl-e-0")
+        assert {(s.reward, len(trained(s))) for s in session.sequences(reward=1.0)} == {
+            (0.25, 3),
+            (0.25, len(written) - 3),
+            (1.0, 4),
+        }
+
+    run(episode())
+
+
+def test_part_of_an_answer_that_was_no_stream_is_another_conversation() -> None:
+    async def episode() -> None:
+        session, policy = scripted(HELLO, f"yes{END}")
+        await ask(session, request())
+        await ask(session, request(user("1"), said("hel"), user("2")))
+        first = policy.contexts[0] + policy.tokens("hel")
+        assert policy.contexts[1][: len(first)] != first
+        assert len(session.sequences(reward=1.0)) == 2
 
     run(episode())
