@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from collections import Counter
 from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
@@ -215,5 +217,51 @@ def test_completions_are_held_to_what_conversations_are() -> None:
         held.settings = session.settings
         await complete(held, (5,), **form)
         assert "[ab]" in policy.wishes[0]["grammar"]
+
+    run(episode())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_trained_token_was_sampled_behind_the_tokens_before_it(seed: int) -> None:
+    """A client that goes on behind what it was told, behind a part or an edited form of it, or anew."""
+
+    async def episode() -> None:
+        draw = random.Random(seed)
+        script = [[draw.randrange(9) for _ in range(draw.randrange(1, 5))] for _ in range(40)]
+        session, policy = scripted(*script)
+        told: list[tuple[int, ...]] = [()]
+        while len(policy.contexts) < 30:
+            begun = list(draw.choice(told))
+            match draw.randrange(4):
+                case 0:
+                    begun = begun[: draw.randrange(len(begun) + 1)]
+                case 1 if begun:
+                    begun[draw.randrange(len(begun))] = draw.randrange(9)
+            more = [draw.randrange(9) for _ in range(draw.randrange(not begun, 3))]
+            result = await complete(session, tuple(begun + more), n=draw.randrange(1, 3))
+            told += [(*reply.prompt_ids, *reply.token_ids) for reply in result.replies]
+        sampled_at = Counter(zip(policy.contexts, map(tuple, script), strict=False))
+        trained_at: Counter[tuple[tuple[int, ...], tuple[int, ...]]] = Counter()
+        for made in session.sequences(reward=1.0):
+            at = 0
+            while at < len(made.tokens):
+                if not made.from_policy[at]:
+                    at += 1
+                    continue
+                (answer,) = {
+                    a
+                    for c, a in sampled_at
+                    if c == made.tokens[:at]
+                    and a == made.tokens[at : at + len(a)]
+                    and made.logprobs[at : at + len(a)]
+                    == tuple(-float(i + 1) for i in range(len(a)))
+                    and (
+                        at + len(a) == len(made.tokens)
+                        or made.logprobs[at + len(a)] != -float(len(a) + 1)
+                    )
+                }
+                trained_at[made.tokens[:at], answer] += 1
+                at += len(answer)
+        assert trained_at == sampled_at
 
     run(episode())
