@@ -30,7 +30,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     'samples': ('--cluster', '--json'),
     'data': ('--attack', '--cluster', '--config', '--deadline', '--import', '--json', '--num', '--phase', '--records', '--split', '--tasks'),
     'rescore': ('--cluster', '--import', '--json', '--out', '--reward'),
-    'serve': ('--api-key-file', '--cert-out', '--cluster', '--device', '--dtype', '--host', '--https', '--insecure', '--json', '--max-new-tokens', '--max-requests', '--name', '--port', '--renderer', '--role', '--step', '--template'),
+    'serve': ('--api-key-file', '--cert-out', '--cluster', '--device', '--dtype', '--host', '--https', '--insecure', '--json', '--max-new-tokens', '--max-requests', '--name', '--port', '--renderer', '--role', '--step', '--template', '--unserved'),
     'chat': ('--cluster', '--device', '--dtype', '--key-file', '--max-tokens', '--renderer', '--role', '--seed', '--step', '--system', '--temperature', '--template', '--top-p', '--url'),
     'eval': ('--at-once', '--benchmark', '--cluster', '--device', '--dtype', '--import', '--json', '--limit', '--max-new-tokens', '--out', '--role', '--samples', '--seed', '--step', '--task', '--temperature', '--top-p'),
     'experiments': ('--import', '--json'),

@@ -27,7 +27,8 @@ class Answer:
     model's context length. ``kept``: kept set of each token, where they are sampled from a part of the
     vocabulary (``GenerationHyperparameters.restricts``); an agent passes them on as they are.
     ``opened``: the mark with which the context had opened thoughts, so that the answer begins within
-    them; empty: it had not, or nobody looked.
+    them; empty: it had not, or nobody looked. ``context_length``: most tokens of prompt and answer
+    together, told where none was left for an answer; 0: nobody has said.
     """
 
     tokens: tuple[int, ...]
@@ -36,11 +37,75 @@ class Answer:
     stopped: bool
     kept: tuple[bytes, ...] = ()
     opened: str = ""
+    context_length: int = 0
 
     @property
     def is_none(self) -> bool:
         """True if the conversation already fills the model's context, so nothing could be generated."""
         return not self.tokens and not self.stopped
+
+    def part(self, start: int, stop: int) -> Answer:
+        """Returns an answer of a part of the tokens, which ends as this one does."""
+        return replace(
+            self,
+            tokens=self.tokens[start:stop],
+            logprobs=self.logprobs[start:stop],
+            versions=self.versions[start:stop],
+            kept=self.kept[start:stop],
+        )
+
+    def joined(self, rest: Answer) -> Answer:
+        """Returns an answer of these tokens and those of ``rest``, which ends as that one does."""
+        return replace(
+            rest,
+            tokens=self.tokens + rest.tokens,
+            logprobs=self.logprobs + rest.logprobs,
+            versions=self.versions + rest.versions,
+            kept=self.kept + rest.kept,
+            opened=self.opened or rest.opened,
+        )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class AnswerSoFar(Sequence[int]):
+    """Tokens of an answer that grows, with what is known of each: as ``on_tokens`` gets them.
+
+    It looks at lists that may grow further, and copies nothing.
+
+    Attributes:
+        kept: as of ``Answer``; empty where answers have none.
+    """
+
+    tokens: Sequence[int]
+    logprobs: Sequence[float]
+    versions: Sequence[int]
+    kept: Sequence[bytes] = ()
+
+    @classmethod
+    def of(cls, answer: Answer) -> AnswerSoFar:
+        """Returns all of an answer."""
+        return cls(
+            tokens=answer.tokens,
+            logprobs=answer.logprobs,
+            versions=answer.versions,
+            kept=answer.kept,
+        )
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self.tokens[place]
+
+    def first(self, count: int) -> Answer:
+        """Returns an answer of the first ``count`` tokens, which no stop token has ended."""
+        return Answer(
+            tokens=tuple(self.tokens[:count]),
+            logprobs=tuple(self.logprobs[:count]),
+            versions=tuple(self.versions[:count]),
+            kept=tuple(self.kept[:count]),
+            stopped=False,
+        )
 
 
 class Ask(Protocol):
@@ -55,6 +120,7 @@ class Ask(Protocol):
         stop: Sequence[str] = (),
         on_tokens: Callable[[Sequence[int]], None] | None = None,
         grammar: str = "",
+        answer_prefix: int = 0,
     ) -> Answer:
         """Returns the answer to ``tokens``.
 
@@ -62,8 +128,10 @@ class Ask(Protocol):
             limit: most new tokens; None: as many as the run allows.
             stop: texts at which the answer may end early; it holds the one that ended it, and where it
                 came in pieces more may follow.
-            on_tokens: called with the answer so far whenever a piece of it has come.
+            on_tokens: called with the answer so far (``AnswerSoFar``) whenever a piece of it has come.
             grammar: what the answer must be, in llguidance's dialect of Lark; the embedded engine takes it.
+            answer_prefix: so many of the last ``tokens`` are the answer's own beginning. Returned is the
+                rest; ``limit`` and ``grammar`` are of the whole.
         Raises:
             WaitTimeout, RemoteError: there is none.
         """

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from realsys.api.agent import Answer
+from realsys.api.agent import Answer, AnswerSoFar
 from realsys.api.errors import WorkerLost
 from realsys.generation.engine.sampling import row_seed
 from realsys.generation.http.served_engine import ServedEngine
@@ -46,16 +46,18 @@ class LocalAsk:
         stop: Sequence[str] = (),
         on_tokens: Callable[[Sequence[int]], None] | None = None,
         grammar: str = "",
+        answer_prefix: int = 0,
     ) -> Answer:
-        """Generates the policy's answer to ``tokens``.
+        """Generates the policy's answer to ``tokens``, or its rest.
 
         Raises:
             DataError: the grammar can't be completed. WorkerLost: the engine ends.
         """
         settings, turn = self._asks.settings, self.request_stats.requests
         self.request_stats.requests += 1
-        part = PartialAnswer(
-            prompt=tuple(tokens),
+        part = PartialAnswer.to(
+            tokens,
+            answer_prefix=answer_prefix,
             limit=settings.limit(limit),
             seed=row_seed(settings.base_seed, self._ticket.id, self._index, turn),
             stop=tuple(stop),
@@ -63,7 +65,8 @@ class LocalAsk:
         )
         name = f"{self._ticket.id}.{self._ticket.tries}.{self._index}.{turn}"
         request = next_request(part, settings, rid=name, whole=True)
-        part.take(await self._result(request, on_tokens), asked=request.sampling.max_new_tokens)
+        if not part.ended:
+            part.take(await self._result(request, on_tokens), asked=request.sampling.max_new_tokens)
         return part.answer()
 
     async def _result(
@@ -75,7 +78,14 @@ class LocalAsk:
                 if answer.finish is Finish.ABORT:
                     break
                 if on_tokens is not None:
-                    on_tokens(answer.output_ids)
+                    on_tokens(
+                        AnswerSoFar(
+                            tokens=answer.output_ids,
+                            logprobs=answer.logprobs,
+                            versions=answer.versions,
+                            kept=answer.kept,
+                        )
+                    )
                 if answer.finish is not None:
                     return answer.result()
         raise WorkerLost("the engine ends", where=f"answer {request.rid}", fix="start it again")

@@ -36,13 +36,17 @@ class ClientPolicy:
         sampling: Mapping[str, Any],
         on_tokens: Callable[[Sequence[int]], None] | None,
         grammar: str = "",
+        answer_prefix: int = 0,
     ) -> Answer:
         """Samples an answer to ``tokens``. Answers of a request have different seeds: its own, and others
         that follow from it.
 
+        Args:
+            answer_prefix: none here: who comes again has another conversation.
         Raises:
             DataError: the client's settings can't be served. WorkerLost: the engine ends.
         """
+        assert not answer_prefix
         number = self._num_answers
         self._num_answers += 1
         seed = answer_seed(sampling.get("seed", self._drawn_seed), number)
@@ -76,6 +80,7 @@ def _answer(answer: EngineAnswer) -> Answer:
         logprobs=tuple(answer.logprobs),
         versions=tuple(answer.versions),
         stopped=answer.finish is Finish.STOP,
+        context_length=answer.context_length,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from realsys.generation.served_engines.embedded import EmbeddedEngine
 from realsys.models.hf import end_token_ids, load_causal_lm, load_tokenizer
 from realsys.models.prompt_lengths import check_conversations
 from realsys.rollout.conversation.answer_forms import form_of_template
+from realsys.rollout.conversation.chat_messages import Unserved
 from realsys.rollout.conversation.episode_session import SchemaUse, SessionSettings
 from realsys.rollout.conversation.renderer_choice import TEMPLATE, check_renderer, make_renderer
 from realsys.rollout.conversation.reply_grammar import special_tokens
@@ -21,15 +22,10 @@ from realsys.transport.generation_messages import WeightSource
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedPolicy:
-    """A model that is ready to be served.
-
-    Attributes:
-        encode: text → tokens, with those that the tokenizer puts before every text.
-    """
+    """A model that is ready to be served."""
 
     engine: EmbeddedEngine
     settings: SessionSettings
-    encode: Callable[[str], Sequence[int]]
     dtype: str
     device: str
 
@@ -42,6 +38,7 @@ def load_policy(
     device: str,
     template: Path | None = None,
     renderer: str = TEMPLATE,
+    unserved: str = Unserved.REFUSE,
 ) -> LoadedPolicy:
     """Loads the model in ``path``; its engine is not started.
 
@@ -50,6 +47,7 @@ def load_policy(
         dtype: torch name.
         template: a file with a chat template in place of the tokenizer's.
         renderer: ``template``, or a family of the package renderers.
+        unserved: what becomes of tools and pictures that it can't take: ``refuse`` or ``drop``.
     Raises:
         CheckpointError: the directory is not whole, or its chat template does not end.
         ConfigError: a setting is wrong.
@@ -86,12 +84,13 @@ def load_policy(
             renderer=rendering,
             form=form_of_template(rendering.template),
             decode=decode,
+            encode=lambda text: list(tokenizer(text).input_ids),
             end_ids=frozenset(end_ids),
             model=name,
             schemas=SchemaUse.ENFORCE,
             special=special_tokens(tokenizer),
+            unserved=Unserved(unserved),
         ),
-        encode=lambda text: list(tokenizer(text).input_ids),
         dtype=settings.dtype,
         device=device,
     )

@@ -22,10 +22,10 @@ from realsys.api.errors import ClusterError, ConfigError, RealsysError
 from realsys.devices.cuda_settings import apply, settings_for
 from realsys.devices.model_place import model_place
 from realsys.policy_server.client_policy import ClientPolicy
-from realsys.policy_server.completion_handler import CompletionHandler
 from realsys.policy_server.load_policy import LoadedPolicy, load_policy
 from realsys.policy_server.open_sessions import OpenSessions
 from realsys.policy_server.server_address import check_address
+from realsys.rollout.conversation.chat_messages import Unserved
 from realsys.rollout.conversation.renderer_choice import TEMPLATE
 from realsys.rollout.endpoint.endpoint_app import answering_app
 from realsys.runtime.first_error import first_of
@@ -50,6 +50,7 @@ def main(words: Sequence[str]) -> int:
             device=device,
             template=settings.template,
             renderer=settings.renderer,
+            unserved=settings.unserved,
         )
         asyncio.run(_serve(policy, settings, key))
     except RealsysError as error:
@@ -71,7 +72,6 @@ async def _serve(policy: LoadedPolicy, settings: argparse.Namespace, key: str) -
         max_requests=settings.max_requests,
     )
     app = answering_app(sessions)
-    CompletionHandler(sessions=sessions, encode=policy.encode).add_to(app)
     listener = HttpListener(
         app,
         name="policy server",
@@ -147,6 +147,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-new-tokens", type=int)
     parser.add_argument("--template", type=Path)
     parser.add_argument("--renderer", default=TEMPLATE)
+    parser.add_argument("--unserved", choices=[*Unserved], default=Unserved.REFUSE)
     parser.add_argument("--https", action="store_true")
     parser.add_argument("--cert-out", type=Path)
     parser.add_argument("--insecure", action="store_true")

@@ -68,7 +68,8 @@ class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
     and a weight version.
 
     With ``return_kept`` log-probs are over kept sets, and ``kept`` has one for each token: int32 in bytes,
-    the ids kept, or ``~id`` of each left out; empty: the whole vocabulary.
+    the ids kept, or ``~id`` of each left out; empty: the whole vocabulary. ``context_length``: most tokens
+    of prompt and answer together, told where the prompt leaves no room for an answer; 0: it was not told.
     """
 
     output_ids: tuple[int, ...]
@@ -78,6 +79,7 @@ class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int = 0
     cached_tokens: int = 0
     kept: tuple[bytes, ...] = ()
+    context_length: int = 0
 
 
 class PauseMode(StrEnum):

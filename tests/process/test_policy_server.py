@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -189,6 +190,9 @@ def test_an_answer_is_held_to_a_schema_in_every_api(server: Server) -> None:
     ended = [one["choices"][0] for one in made if one["choices"][0]["finish_reason"] == "stop"]
     assert len(ended) >= 3
     texts = [choice["message"]["content"] for choice in ended]
+    named: dict[str, Any] = {"prompt": "a", "max_tokens": 9, "guided_regex": "[0-9]{2}/x"}
+    (choice,) = server.json("/v1/completions", named)["choices"]
+    assert (choice["text"][2:], choice["finish_reason"]) == ("/x", "stop")
     greedy: dict[str, Any] = {"temperature": 0}
     response = server.json(
         "/v1/responses",
@@ -236,13 +240,25 @@ def test_a_wrong_key_is_401_everywhere(server: Server) -> None:
     assert server.json("/v1/models")["data"][0]["id"] == "tiny"
 
 
-def test_a_prompt_over_the_models_context_is_refused_with_its_code(server: Server) -> None:
+def test_a_prompt_over_the_models_context_is_refused_in_the_clients_words(server: Server) -> None:
     long = [{"role": "user", "content": "seven apples " * 300}]
-    for body in ({"messages": long}, {"messages": long, "stream": True}):
-        error = server.json("/v1/chat/completions", body, status=400)["error"]
-        assert error["code"] == "context_length_exceeded"
-    error = server.json("/v1/completions", {"prompt": [5] * 256}, status=400)["error"]
-    assert error["code"] == "context_length_exceeded"
+    counted = server.json("/v1/messages/count_tokens", {"messages": long, "model": "m"})
+    count = counted["input_tokens"]
+    for path, body, numbers in (
+        ("/v1/chat/completions", {"messages": long, "max_tokens": 9}, [256, count + 9, count, 9]),
+        ("/v1/chat/completions", {"messages": long, "stream": True}, [256, count + 1, count, 1]),
+        ("/v1/responses", {"input": long}, [256, count + 1, count, 1]),
+        ("/v1/completions", {"prompt": [5] * 256}, [256, 272, 256, 16]),
+        ("/v1/messages", {"messages": long, "max_tokens": 9, "model": "m"}, [count, 256]),
+    ):
+        error = server.json(path, body, status=400)["error"]
+        is_anthropic = path == "/v1/messages"
+        begin = (
+            "prompt is too long: " if is_anthropic else "This model's maximum context length is "
+        )
+        assert error["message"].startswith(begin)
+        assert [int(n) for n in re.findall(r"\d+", error["message"])] == numbers
+        assert error.get("code") == (None if is_anthropic else "context_length_exceeded")
 
 
 def test_paths_of_episodes_are_not_there(server: Server) -> None:

@@ -19,7 +19,13 @@ from typing import Any
 
 TESTS = Path(__file__).parents[1]
 BY_HAND = TESTS / "by_hand"
-OUTSIDERS = ("calls", "endpoint", "gyms", "mcp", "scores")  # cases that were written before the mending
+OUTSIDERS = (
+    "calls",
+    "endpoint",
+    "gyms",
+    "mcp",
+    "scores",
+)  # cases that were written before the mending
 AGENTS_CHECKS = (
     *("clients", "environments", "fuzz_histories"),
     *(f"outsider_{name}" for name in OUTSIDERS),

@@ -23,7 +23,6 @@ from realsys.api.errors import DataError, RemoteError
 from realsys.rollout.conversation.answer_forms import form_of_template
 from realsys.rollout.conversation.chat_messages import (
     ChatMessage,
-    ChatReply,
     ChatRequest,
     ChatResult,
 )
@@ -120,6 +119,8 @@ def _settings(
             ),
             form=form_of_template(family.template),
             decode=lambda tokens: str(tokenizer.decode(list(tokens))),
+            encode=lambda text: list(tokenizer.encode(text)),
+            num_ids=len(tokenizer),
             end_ids=family.end_ids,
             match=match,
         )
@@ -163,9 +164,10 @@ class FuzzedHistory:
             renderer=self.renderer,
         )
         self.keeps_thoughts = rng.random() < 0.3
-        self._read: dict[int, ChatReply] = {}  # by the number of the log's entry
-        self._seen: dict[int, ChatReply] = {}  # and the server does not know
+        self._read: dict[int, int] = {}  # by the number of the log's entry, how many of its tokens
+        self._seen: dict[int, int] = {}  # and the server does not know
         self._missed: dict[int, tuple[tuple[ChatMessage, ...], str]] = {}
+        self._middle: set[str] = set()  # ids of answers that were left in the middle
         self._rewards: dict[int, float] = {}
         self._conversation: dict[int, Talk] = {}  # that ends with the answer
         self._told = 0
@@ -198,6 +200,22 @@ class FuzzedHistory:
         messages[place] = replace(messages[place], content=self._text())
         keep = self.rng.choice((place + 1, len(messages)))
         return await self._go_on(self._ending_with_a_question(messages[:keep], talk.tools))
+
+    async def _shorten(self, talk: Talk) -> list[Talk]:
+        """Goes on with the beginning of an answer, as a client that reads no further."""
+        answers = [i for i, m in enumerate(talk.messages) if m.role == "assistant" and m.content]
+        if not answers:
+            return await self._go_on(talk)
+        place = self.rng.choice(answers)
+        whole = talk.messages[place].content
+        part = ChatMessage(role="assistant", content=whole[: self.rng.randrange(1, len(whole) + 1)])
+        num_parts = sum(node.is_rest for node in self.session.tree.nodes)
+        made = await self._go_on(
+            self._ending_with_a_question([*talk.messages[:place], part], talk.tools)
+        )
+        more = sum(node.is_rest for node in self.session.tree.nodes) - num_parts
+        self.counts["gone on with a part"] += more
+        return made
 
     async def _forget(self, talk: Talk) -> list[Talk]:
         """Cuts the oldest turns behind the system text, as agents with a small window do."""
@@ -251,6 +269,68 @@ class FuzzedHistory:
         """Reads all of the text, breaks off before the last byte, and goes on with what it has read."""
         return self._answered(talk, await self._ask(self._request(talk), leave="late", uses=True))
 
+    async def _leave_in_the_middle(self, talk: Talk) -> list[Talk]:
+        """Leaves a stream of which something was written, and goes on with that, or asks again."""
+        rng, texts, written = self.rng, dict[int, str](), dict[int, str]()
+        request = self._request(talk, n=rng.choice((1, 1, 2)))
+        self.counts["requests"] += 1
+        try:
+            async with self.session.call(request, on_text=texts.__setitem__) as live:
+                result = asyncio.ensure_future(live.result())
+                for _ in range(rng.randrange(1, 30)):
+                    await asyncio.sleep(0)
+                    if result.done() and rng.random() < 0.5:
+                        break
+                    for index, text in texts.items():
+                        if text and rng.random() < 0.4:
+                            live.wrote(index, text)
+                            written[index] = text
+                result.cancel()
+                await asyncio.gather(result, return_exceptions=True)
+        except DataError:
+            return []
+        task = live.work.running
+        has_failed = task.done() and not task.cancelled() and task.exception() is not None
+        if has_failed or not written:
+            return []
+        self.counts["left in the middle"] += 1
+        was_left_before, self._middle = live.id in self._middle, {*self._middle, live.id}
+        made = [t for i, text in written.items() for t in await self._left(talk, live.id, i, text)]
+        if rng.random() < 0.5:
+            return made
+        asked = await self._ask(replace(request, retries=rng.choice((0, 1))))
+        for index, reply in enumerate(asked.replies if asked else ()):
+            goes_on = reply.message.content.startswith(written.get(index, ""))
+            assert asked is not None
+            # Who has left the same answer twice may get another one
+            if not goes_on and not (was_left_before and asked.id != live.id):
+                self.problems.append("who came again got another answer than the part that it had")
+        return self._answered(talk, asked)
+
+    async def _left(self, talk: Talk, id: str, index: int, text: str) -> list[Talk]:
+        """Notes what of a reply must be trained on; returns the conversation with it."""
+        ids = (id, f"{id}-{index}")
+        nodes = [n for n in self.session.tree.nodes if n.id in ids and n.was_left]
+        found = [n for n in nodes if n.message.content == text]
+        if not found:
+            if not any(n.id in ids and n.message.content.startswith(text) for n in nodes):
+                self.problems.append(f"{text!r} was written, and is no answer")
+            return []
+        node, sent = found[-1], ChatMessage(role="assistant", content=text)
+        while not any(
+            e.logprobs[0] >= node.answer.logprobs[0] >= e.logprobs[-1] for e in self.policy.log
+        ):
+            await asyncio.sleep(0)  # it is logged when it has been given up
+        entry = self._entry(node.answer.logprobs[0])
+        self._read[entry.number] = len(node.answer.tokens)
+        whole = [t for n in node.line if n.id in ids for t in n.answer.tokens]
+        if text[-3:] not in str(
+            self.family.tokenizer.decode(whole)
+        ):  # marks before it are left out
+            self.problems.append(f"{text!r} was written, and is not in the tokens of it")
+        self._conversation[entry.number] = Talk((*talk.messages, sent), talk.tools)
+        return [Talk((*talk.messages, sent, *self._reaction(sent)), talk.tools)]
+
     async def _at_once(self, talk: Talk) -> list[Talk]:
         """Sends the same request several times at the same time: each is a sample of its own."""
         request = self._request(talk)
@@ -270,12 +350,13 @@ class FuzzedHistory:
     async def _reward(self, talk: Talk) -> list[Talk]:
         nodes = [n for n in self.session.tree.nodes if n.delivered]
         if nodes:
-            node = self.rng.choice(nodes)
+            id_ = self.rng.choice(nodes).id
             reward = 10.0 + self._told
             self._told += 1
-            self.session.set_reward(reward, call_id=node.id)
-            first = node.answer.logprobs[0]
-            self._rewards[self._entry(first).number] = reward
+            self.session.set_reward(reward, call_id=id_)
+            for node in self.session.tree.nodes:
+                if node.id == id_ and node.delivered:
+                    self._rewards[self._entry(node.answer.logprobs[0]).number] = reward
         return await self._go_on(talk)
 
     # ---- asking ----------------------------------------------------------------------------------
@@ -328,11 +409,13 @@ class FuzzedHistory:
             entry = self._entry(reply.logprobs[0].logprob)
             if entry.number >= num_logged:
                 self._check_context(entry, request)
-            self._missed[entry.number] = (request.messages, reply.message.content)
-            if not leave or uses:
-                (self._seen if leave else self._read)[entry.number] = reply
-                whole = (*request.messages, self._as_sent_back(reply.message))
-                self._conversation[entry.number] = Talk(whole, request.tools)
+            whole = (*request.messages, self._as_sent_back(reply.message))
+            parts = Counter(self._entry(token.logprob).number for token in reply.logprobs)
+            for number, count in parts.items():  # several, if its client had left it before
+                self._missed[number] = (request.messages, reply.message.content)
+                if not leave or uses:
+                    (self._seen if leave else self._read)[number] = count
+                    self._conversation[number] = Talk(whole, request.tools)
         return result
 
     def _numbers(self, result: ChatResult) -> list[int]:
@@ -364,8 +447,9 @@ class FuzzedHistory:
             if self.rng.random() < 0.25 and made:
                 continue
             sent = self._as_sent_back(reply.message)
-            known = self._entry(reply.logprobs[0].logprob).number
-            self._conversation[known] = Talk((*talk.messages, sent), talk.tools)
+            for token in reply.logprobs:
+                known = self._entry(token.logprob).number
+                self._conversation[known] = Talk((*talk.messages, sent), talk.tools)
             made.append(Talk((*talk.messages, sent, *self._reaction(sent)), talk.tools))
         return made
 
@@ -422,34 +506,46 @@ class FuzzedHistory:
     # ---- what is checked -------------------------------------------------------------------------
 
     def _check(self, sequences: Sequence[Trajectory]) -> None:
-        trained: Counter[int] = Counter()
+        trained: Counter[tuple[int, int]] = Counter()  # tokens of the log
         for sequence in sequences:
             of_entry = self._check_sequence(sequence)
             trained.update(of_entry)
-            for number in of_entry:
+            for number, _ in of_entry:
                 wanted = self._rewards.get(number, sequence.reward)
                 if sequence.reward != wanted:
                     self.problems.append(f"reward {sequence.reward} instead of {wanted}")
-        if twice := [n for n, times in trained.items() if times > 1]:
-            self.problems.append(f"answers {twice} are trained on twice")
-        if missing := self._read.keys() - trained.keys():
+        if twice := {number for (number, _), times in trained.items() if times > 1}:
+            self.problems.append(f"answers {sorted(twice)} are trained on twice")
+        counts = Counter(number for number, _ in trained)
+        if missing := self._read.keys() - counts.keys():
             self.problems.append(f"answers {sorted(missing)} were read, and are not trained on")
-        if more := {n for n in trained.keys() - self._read.keys() if not self._may_be_seen(n)}:
+        if more := {n for n in counts.keys() - self._read.keys() if not self._may_be_seen(n)}:
             self.problems.append(f"answers {sorted(more)} were not read, and are trained on")
+        known = {**self._seen, **self._read}
+        if other := {n: c for n, c in counts.items() if c != known.get(n, c)}:
+            self.problems.append(f"of answers {other} other parts were read: {known}")
 
     def _may_be_seen(self, number: int) -> bool:
         """Whether the client went on with this answer, or with one that read the same, unread as well."""
-        if number in self._seen or number not in self._missed:
-            return number in self._seen
+        if number in self._seen:
+            return True
+        answers = {self._entry(n.answer.logprobs[0]).number: n for n in self.session.tree.nodes}
+        node, known = answers[number], self._read.keys() | self._seen.keys()
+        twins = [n for k, n in answers.items() if k in known and n.parent is node.parent]
+        said = node.message.content.strip()  # nothing: as an answer that it has edited may say
+        if not said or any(n.message.content.strip() == said for n in twins):
+            return bool(node.children)  # it went on with one that says the same
+        if number not in self._missed:
+            return False
         before, content = self._missed[number]
         return any(
             (talk.messages[:-1], talk.messages[-1].content.strip()) == (before, content.strip())
             for talk in (self._conversation[n] for n in self._seen)
         )
 
-    def _check_sequence(self, sequence: Trajectory) -> set[int]:
-        """Compares it with the log, token by token; returns the answers that it trains."""
-        found: set[int] = set()
+    def _check_sequence(self, sequence: Trajectory) -> set[tuple[int, int]]:
+        """Compares it with the log, token by token; returns which tokens of which answers it trains."""
+        found: set[tuple[int, int]] = set()
         place, size = 0, len(sequence.tokens)
         while place < size:
             if not sequence.from_policy[place]:
@@ -458,22 +554,25 @@ class FuzzedHistory:
                 place += 1
                 continue
             entry = self._entry(sequence.logprobs[place])
-            reply = self._read.get(entry.number) or self._seen.get(entry.number)
-            count = reply.num_tokens if reply else len(entry.tokens)
-            span = slice(place, place + count)
+            first = entry.logprobs.index(
+                sequence.logprobs[place]
+            )  # not 0: a client went on with a part
+            its = set(entry.logprobs)
+            count = sum(1 for _ in takewhile(its.__contains__, sequence.logprobs[place:]))
+            span, logged = slice(place, place + count), slice(first, first + count)
             same = (
-                sequence.tokens[:place] == entry.context
-                and sequence.tokens[span] == entry.tokens[:count]
-                and sequence.logprobs[span] == entry.logprobs[:count]
-                and sequence.versions[span] == entry.versions[:count]
+                sequence.tokens[:place] == entry.context + entry.tokens[:first]
+                and sequence.tokens[span] == entry.tokens[logged]
+                and sequence.logprobs[span] == entry.logprobs[logged]
+                and sequence.versions[span] == entry.versions[logged]
                 and all(sequence.from_policy[span])
-                and (not self.policy.with_kept or sequence.kept[span] == entry.kept[:count])
+                and (not self.policy.with_kept or sequence.kept[span] == entry.kept[logged])
             )
             if not same:
                 self.problems.append(f"answer {entry.number} is not trained as it was sampled")
                 self.counts["retokenised"] += count
             self.counts["trained"] += count
-            found.add(entry.number)
+            found |= {(entry.number, i) for i in range(first, first + count)}
             place += max(count, 1)
         return found
 
@@ -504,8 +603,10 @@ class FuzzedHistory:
 _ACTIONS = (
     *[FuzzedHistory._go_on] * 10,
     *[FuzzedHistory._leave_and_retry] * 3,
+    *[FuzzedHistory._leave_in_the_middle] * 3,
     FuzzedHistory._several,
     FuzzedHistory._edit,
+    *[FuzzedHistory._shorten] * 2,
     FuzzedHistory._forget,
     FuzzedHistory._go_back,
     FuzzedHistory._other_system,

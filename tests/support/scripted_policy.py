@@ -10,7 +10,7 @@ from typing import Any
 from chat_families import FAMILIES, ChatFamily
 from fuzzed_history import session_of
 
-from realsys.api.agent import Answer
+from realsys.api.agent import Answer, AnswerSoFar
 from realsys.rollout.conversation.episode_session import EpisodeSession
 
 END = "<|im_end|>"
@@ -43,9 +43,11 @@ class ScriptedPolicy:
         sampling: Mapping[str, Any],
         on_tokens: Callable[[Sequence[int]], None] | None,
         grammar: str = "",
+        answer_prefix: int = 0,
     ) -> Answer:
         self.contexts.append(tuple(tokens))
-        self.wishes.append({"limit": limit, "stop": stop, "grammar": grammar, **sampling})
+        wishes = {"limit": limit, "stop": stop, "grammar": grammar, **sampling}
+        self.wishes.append(wishes | ({"answer_prefix": answer_prefix} if answer_prefix else {}))
         said = self.script[len(self.contexts) - 1]
         if self.go is not None:
             await self.go.wait()
@@ -54,6 +56,8 @@ class ScriptedPolicy:
         if isinstance(said, Answer):
             return said
         made = self.tokens(said) if isinstance(said, str) else tuple(said)
+        logprobs = tuple(-float(i + 1) for i in range(len(made)))
+        versions = (self.version,) * len(made)
         for i in range(len(made)):
             if 2 * i >= len(made):
                 if self.halfway is not None:
@@ -61,12 +65,13 @@ class ScriptedPolicy:
                 if self.breaks is not None:
                     raise self.breaks
             if on_tokens is not None:
-                on_tokens(made[: i + 1])
+                so_far = (made[: i + 1], logprobs[: i + 1], versions[: i + 1])
+                on_tokens(AnswerSoFar(tokens=so_far[0], logprobs=so_far[1], versions=so_far[2]))
                 await asyncio.sleep(0)
         return Answer(
             tokens=made,
-            logprobs=tuple(-float(i + 1) for i in range(len(made))),
-            versions=(self.version,) * len(made),
+            logprobs=logprobs,
+            versions=versions,
             stopped=made[-1] in self.family.end_ids,
         )
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from chat_families import ChatFamily
 
-from realsys.api.agent import Answer
+from realsys.api.agent import Answer, AnswerSoFar
 from realsys.api.errors import RemoteError
 
 WORDS = (
@@ -102,6 +102,7 @@ class SimulatedPolicy:
         sampling: Mapping[str, Any],
         on_tokens: Callable[[Sequence[int]], None] | None,
         grammar: str = "",
+        answer_prefix: int = 0,
     ) -> Answer:
         """Samples an answer and logs it."""
         self.asked += 1
@@ -109,40 +110,38 @@ class SimulatedPolicy:
         await asyncio.sleep(0)
         if rng.random() < self.fails:
             raise RemoteError("the server is gone", where="simulated", fix="ask again")
-        room = min(limit or 60, self.context_length - len(context))
+        room = min((limit or 60) - answer_prefix, self.context_length - len(context))
         if room <= 0:
             return Answer(tokens=(), logprobs=(), versions=(), stopped=False)
         drawn = self._tokens(self._text(context))
         ends = bool(rng.random() < 0.85 or not drawn)
         if ends:
             drawn.append(rng.choice(sorted(self.family.end_ids)))
-        taken, versions = list[int](), list[int]()
-        for token in drawn[:room]:
-            taken.append(token)
-            versions.append(self.version)
-            if rng.random() < 0.1:
-                self.version += 1
-            if rng.random() < 0.1:
-                if on_tokens is not None:
-                    on_tokens(taken)
-                await asyncio.sleep(0)
-            if stop and rng.random() < 0.5 and any(s in self._decode(taken) for s in stop):
-                break
-        return self._logged(context, taken, versions)
+        so_far = AnswerSoFar(tokens=[], logprobs=[], versions=[], kept=[])
+        first, self._drawn = self._drawn, self._drawn + min(room, len(drawn))
+        try:
+            for i, token in enumerate(drawn[:room], first):
+                so_far.tokens.append(token)  # type: ignore[attr-defined]
+                so_far.logprobs.append(-1.0 - i)  # type: ignore[attr-defined]
+                so_far.versions.append(self.version)  # type: ignore[attr-defined]
+                if self.with_kept:
+                    so_far.kept.append(str(-1.0 - i).encode())  # type: ignore[attr-defined]
+                if rng.random() < 0.1:
+                    self.version += 1
+                if rng.random() < 0.1:
+                    if on_tokens is not None:
+                        on_tokens(so_far)
+                    await asyncio.sleep(0)
+                if stop and rng.random() < 0.5 and any(s in self._decode(so_far) for s in stop):
+                    break
+        finally:  # also of one that is given up: what was sampled until then
+            answer = so_far.first(len(so_far))
+            self._log(context, answer)
+        return replace(answer, stopped=answer.tokens[-1] in self.family.end_ids)
 
-    def _logged(self, context: tuple[int, ...], tokens: list[int], versions: list[int]) -> Answer:
-        logprobs = tuple(-1.0 - i for i in range(self._drawn, self._drawn + len(tokens)))
-        self._drawn += len(tokens)
-        kept = tuple(str(x).encode() for x in logprobs) if self.with_kept else ()
-        made = SampledTokens(len(self.log), context, tuple(tokens), logprobs, tuple(versions), kept)
-        self.log.append(made)
-        return Answer(
-            tokens=made.tokens,
-            logprobs=logprobs,
-            versions=made.versions,
-            stopped=tokens[-1] in self.family.end_ids,
-            kept=kept,
-        )
+    def _log(self, context: tuple[int, ...], answer: Answer) -> None:
+        tokens = (answer.tokens, answer.logprobs, answer.versions, answer.kept)
+        self.log.append(SampledTokens(len(self.log), context, *tokens))
 
     # ---- what it writes --------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ import typer
 
 from launcher.cli import shared_options as o
 from launcher.terminal.exit_codes import ExitCode
+from realsys.rollout.conversation.chat_messages import Unserved
 
 if TYPE_CHECKING:
     from launcher.serving.chat_client import ChatClient
@@ -54,6 +55,10 @@ def serve(
         int | None,
         o.option("--max-new-tokens N", "Of an answer without a limit of its own.", min=1),
     ] = None,
+    unserved: Annotated[
+        Unserved,
+        o.option("--unserved refuse|drop", "Pictures and tools that the model can't take."),
+    ] = Unserved.REFUSE,
     https: Annotated[
         bool, o.option("--https", "Encrypt, with a certificate made for this start.")
     ] = False,
@@ -82,6 +87,7 @@ def serve(
         "renderer": renderer,
         "max-requests": max_requests,
         "max-new-tokens": max_new_tokens,
+        "unserved": unserved.value,
         "https": https or cert_out is not None,
         "cert-out": cert_out,
         "insecure": insecure,

@@ -45,6 +45,7 @@ class _MetaInfo(msgspec.Struct):
     weight_versions: tuple[TokenSpan, ...] | None = None
     output_token_logprobs: list[tuple[float, int, str | None]] = []
     output_token_kept: list[bytes] = []
+    context_length: int = 0  # ours alone: others don't tell it
 
 
 class _Response(msgspec.Struct):
@@ -91,6 +92,8 @@ def answer_json(
         del meta["weight_version"]  # no token, no weights
     if answer.kept:
         meta["output_token_kept"] = answer.kept  # base64 of int32, little-endian
+    if answer.context_length:
+        meta["context_length"] = answer.context_length
     body: dict[str, Any] = {"output_ids": answer.output_ids, "meta_info": meta}
     return body if index is None else {**body, "index": index}
 
@@ -137,6 +140,7 @@ def read_answer(data: bytes | dict[str, Any], *, rid: str) -> EngineAnswer:
             prompt_tokens=meta.prompt_tokens,
             cached_tokens=meta.cached_tokens,
             kept=meta.output_token_kept,
+            context_length=meta.context_length,
         )
     except (msgspec.MsgspecError, ValueError) as error:
         what = f"the response to request {rid!r} can't be read: {error}"

@@ -50,6 +50,7 @@ class EngineAnswer(msgspec.Struct, kw_only=True):
     cached_tokens: int = 0
     kept: list[bytes] = []
     fault: str = ""  # of its grammar: it can't be completed
+    context_length: int = 0  # where the prompt fills it
 
     def result(self) -> GenerateResult:
         """Returns the finished answer as a value."""
@@ -65,12 +66,22 @@ class EngineAnswer(msgspec.Struct, kw_only=True):
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
             kept=tuple(self.kept),
+            context_length=self.context_length,
         )
 
 
-def full_answer(request: GenerateRequest) -> EngineAnswer:
-    """Makes the empty answer to a prompt that fills the context, with finish ``length``."""
-    return EngineAnswer(rid=request.rid, finish=Finish.LENGTH, prompt_tokens=len(request.input_ids))
+def full_answer(request: GenerateRequest, context_length: int) -> EngineAnswer:
+    """Makes the empty answer to a prompt that fills the context, with finish ``length``.
+
+    Args:
+        context_length: most tokens of prompt and answer together.
+    """
+    return EngineAnswer(
+        rid=request.rid,
+        finish=Finish.LENGTH,
+        prompt_tokens=len(request.input_ids),
+        context_length=context_length,
+    )
 
 
 class Counters(msgspec.Struct, kw_only=True):

@@ -123,9 +123,9 @@ class EmbeddedEngine:
         asked = engine_request(request, eos_token_ids=self._eos, base_seed=self._base_seed)
         finished = False
         try:
-            if not await self._call(lambda engine: _submit(engine, asked)):
+            if full := await self._call(lambda engine: _submit(engine, asked)):
                 finished = True
-                yield full_answer(request)
+                yield full_answer(request, full)
             while not finished:
                 await entry.changed.wait()
                 entry.changed.clear()
@@ -318,12 +318,12 @@ def _on_gpu(module: nn.Module) -> bool:
     return next(module.parameters()).is_cuda
 
 
-def _submit(engine: ContinuousEngine, request: GenerationRequest) -> bool:
-    """Submits a request; False if not a single token fits."""
+def _submit(engine: ContinuousEngine, request: GenerationRequest) -> int:
+    """Submits a request; returns the context length if not a single token fits, else 0."""
     if room_left(len(request.prompt), engine.rooms) == 0:
-        return False
+        return room_left(0, engine.rooms) or 0
     engine.submit(request)
-    return True
+    return 0
 
 
 def _closed() -> WorkerLost:

@@ -180,9 +180,10 @@ class FrontedEngine(abc.ABC):
                 f"rid {request.rid!r} is in use", where="/generate", fix="use another rid"
             )
         if self._max_positions:
-            left = self._max_positions - self.positions_kept_back - len(request.input_ids)
+            most = self._max_positions - self.positions_kept_back
+            left = most - len(request.input_ids)
             if left < 1:
-                yield full_answer(request)
+                yield full_answer(request, most)
                 return
             request = within_room(request, left)
         refuse_kept(request, engine=self.kind)

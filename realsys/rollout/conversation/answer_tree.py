@@ -14,7 +14,8 @@ them; in the others it is context.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from realsys.api.agent import Answer, Trajectory
@@ -35,6 +36,10 @@ class AnswerNode:
         delivered: the client got it. An answer that nobody has read is not trained on, unless its branch
             goes on.
         reward: of this answer alone; None: none was set.
+        was_left: its client left its stream, so it ends with what had been written.
+        is_rest: it goes on with its parent's text, which a client had or has for the whole.
+        content_of: tokens of the whole answer → the content that a stream has of them; None: it was not
+            streamed.
     """
 
     id: str
@@ -45,6 +50,9 @@ class AnswerNode:
     num_messages: int = 0
     delivered: bool = False
     reward: float | None = None
+    was_left: bool = False
+    is_rest: bool = False
+    content_of: Callable[[Sequence[int]], str] | None = None
     children: list[AnswerNode] = field(default_factory=list)
 
     @property
@@ -76,6 +84,23 @@ class AnswerNode:
         """All tokens of the branch before the answer."""
         return [*(self.parent.tokens if self.parent is not None else ()), *self.observed]
 
+    def num_tokens_of(self, content: str) -> int:
+        """Returns how many of the answer's tokens make up ``content``, with which a stream of it began; 0:
+        none began so, or it is the whole answer.
+        """
+        of, tokens = self.content_of, self.answer.tokens
+        if (
+            of is None
+            or self.is_rest
+            or not content
+            or not self.message.content.startswith(content)
+        ):
+            return 0
+        reaches = range(len(tokens))
+        count = bisect_left(reaches, True, key=lambda n: of(tokens[:n])[: len(content)] == content)
+        is_part = count < len(tokens) and of(tokens[:count]).strip() == content.strip()
+        return count if is_part else 0
+
 
 class AnswerTree:
     """All answers of an episode. Used by one task at a time."""
@@ -83,13 +108,34 @@ class AnswerTree:
     def __init__(self) -> None:
         self.nodes: list[AnswerNode] = []  # in the order in which they were answered
         self._by_path: dict[bytes, list[AnswerNode]] = {}
+        self._by_question: dict[
+            bytes, list[AnswerNode]
+        ] = {}  # by the path of the messages before it
 
-    def add(self, node: AnswerNode, path_key: bytes) -> None:
-        """Adds an answer, found from now on by the key of the messages up to it."""
+    def add(
+        self, node: AnswerNode, path_key: bytes | None, *, question_key: bytes | None = None
+    ) -> None:
+        """Adds an answer, found from now on by the key of the messages up to it; None: there are none.
+
+        Args:
+            question_key: of the messages before it, by which a part of it is found; None: it is not.
+        """
         self.nodes.append(node)
-        self._by_path.setdefault(path_key, []).append(node)
+        if path_key is not None:
+            self._by_path.setdefault(path_key, []).append(node)
+        if question_key is not None:
+            self._by_question.setdefault(question_key, []).append(node)
         if node.parent is not None:
             node.parent.children.append(node)
+
+    def remove(self, node: AnswerNode) -> None:
+        """Takes out an answer that no other one continues."""
+        self.nodes.remove(node)
+        for found in (*self._by_path.values(), *self._by_question.values()):
+            if node in found:
+                found.remove(node)
+        if node.parent is not None:
+            node.parent.children.remove(node)
 
     def longest(
         self, path_keys: Sequence[bytes], messages: Sequence[ChatMessage]
@@ -107,6 +153,42 @@ class AnswerTree:
                 )
                 return best, count
         return None
+
+    def shortened(
+        self, path_keys: Sequence[bytes], messages: Sequence[ChatMessage], answered: int
+    ) -> tuple[AnswerNode, int] | None:
+        """Returns as ``longest`` the part of a streamed answer that stands in these messages for the whole,
+        behind ``answered`` of them: its client had read no further. The answer is split there.
+        """
+        for place in range(len(messages) - 1, answered - 1, -1):
+            sent = messages[place]
+            if sent.role != "assistant" or sent.tool_calls:
+                continue
+            same = self._by_question.get(path_keys[place], [])
+            for node in reversed(same):
+                if node.delivered and (count := node.num_tokens_of(sent.content)):
+                    first = self._split(node, count, sent.content)
+                    same[same.index(node)] = first
+                    self._by_path.setdefault(path_keys[place + 1], []).append(first)
+                    return first, place + 1
+        return None
+
+    def _split(self, node: AnswerNode, count: int, content: str) -> AnswerNode:
+        """Makes the first ``count`` tokens of an answer one of its own, with which the rest goes on."""
+        first = replace(
+            node,
+            answer=replace(node.answer.part(0, count), stopped=True),
+            message=replace(node.message, content=content, tool_calls=()),
+            was_left=True,
+            children=[node],
+        )
+        if node.parent is not None:
+            siblings = node.parent.children
+            siblings[siblings.index(node)] = first
+        node.parent, node.observed, node.is_rest = first, (), True
+        node.answer = node.answer.part(count, len(node.answer.tokens))
+        self.nodes.insert(self.nodes.index(node), first)
+        return first
 
     def leaves(self) -> list[AnswerNode]:
         """Returns the answers that end a branch and were read, in order."""

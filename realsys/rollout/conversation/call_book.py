@@ -7,6 +7,8 @@ answer that the agent never saw, so a request that was sent before gets the answ
                  │ nobody listens any more     │ nobody has read it
                  └────────── claimed by the next equal request ──────┘
 
+Who leaves a stream before its end has got a part (LEFT): the next equal request gets the rest, too.
+
 An equal request whose former answer *was* read is a new one (an agent that samples again), unless the
 client says that it is a retry: by an idempotency key, or by the count that the official clients send.
 """
@@ -20,7 +22,7 @@ from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 from realsys.api.errors import DataError
-from realsys.rollout.conversation.chat_messages import ChatRequest
+from realsys.rollout.conversation.chat_messages import CHAT_PREFIX, ChatRequest
 
 T = TypeVar("T")
 
@@ -31,7 +33,11 @@ class CallState(StrEnum):
     RUNNING = "running"
     ANSWERED = "answered"
     READ = "read"
+    LEFT = "left"
     FAILED = "failed"
+
+
+_ABANDONED = (CallState.RUNNING, CallState.ANSWERED, CallState.LEFT)  # with nobody there
 
 
 @dataclass(eq=False, kw_only=True)
@@ -40,6 +46,7 @@ class ChatCall(Generic[T]):
 
     Attributes:
         number: place among the episode's requests, from 0.
+        prefix: of its id, as the API has it.
         listeners: connections that wait for the answer.
         work: of whoever answers it.
     """
@@ -47,6 +54,7 @@ class ChatCall(Generic[T]):
     number: int
     key: str
     digest: bytes
+    prefix: str = CHAT_PREFIX
     listeners: int = 0
     state: CallState = CallState.RUNNING
     work: T | None = None
@@ -68,7 +76,12 @@ class CallBook(Generic[T]):
         call = self._former(request, digest)
         is_new = call is None
         if call is None:
-            call = ChatCall(number=len(self.calls), key=request.idempotency_key, digest=digest)
+            call = ChatCall(
+                number=len(self.calls),
+                key=request.idempotency_key,
+                digest=digest,
+                prefix=request.id_prefix,
+            )
             self.calls.append(call)
         call.listeners += 1
         return call, is_new
@@ -95,8 +108,8 @@ class CallBook(Generic[T]):
             return found[-1] if found else None
         equal = [c for c in self.calls if c.digest == digest and not c.key]
         for call in equal:
-            if not call.listeners and call.state in (CallState.RUNNING, CallState.ANSWERED):
-                return call  # abandoned
+            if not call.listeners and call.state in _ABANDONED:
+                return call
         # What is retried is the newest. If that has failed, an older answer is not its answer.
         retried = equal[-1] if request.retries and equal else None
         return retried if retried and retried.state is not CallState.FAILED else None

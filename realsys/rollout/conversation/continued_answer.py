@@ -29,10 +29,10 @@ def check_continued(request: ChatRequest, text: str, form: AnswerForm, *, is_hel
             fix="end with a question or a tool's result",
         )
     chosen = request.tool_choice in (ToolChoice.REQUIRED, ToolChoice.ONE)
-    if is_held and (request.schema is not None or chosen):
+    if is_held and (request.has_form or chosen or request.allowed_tools):
         raise DataError(
             "an answer that goes on can't be held to a schema",
-            where=request.schema_field if request.schema is not None else "tool_choice",
+            where=request.schema_field if request.has_form else "tool_choice",
             fix="leave it out, or end with a question",
         )
 

@@ -1,4 +1,4 @@
-"""What a request holds its reply to, as a grammar: a JSON schema, calls of certain tools (pure).
+"""What a request holds its reply to, as a grammar: a JSON schema, a regex, calls of certain tools (pure).
 
 For the engine, in the Lark dialect of the package llguidance. Thoughts stay free; how calls are written is
 the form's.
@@ -15,7 +15,9 @@ from typing import Any
 from realsys.api.basics.thoughts import THINK
 from realsys.api.errors import DataError
 from realsys.rollout.conversation.answer_forms import AnswerForm
+from realsys.rollout.conversation.bounded_schemas import schema_of_arguments, with_bounds
 from realsys.rollout.conversation.chat_messages import ChatRequest, ToolChoice
+from realsys.rollout.conversation.forms.call_syntax import JsonCallTexts
 
 # Spaces as json.dumps has them: with free ones, small models write nothing else. Pydantic's unions are
 # oneOf.
@@ -60,16 +62,31 @@ class _Rules:
     def until(self, marks: Sequence[str]) -> str:
         """Returns the expression for any text up to the first of ``marks``, with it."""
         ways = [f"FREE? {self.literal(mark)}" for mark in marks if mark in self.special]
-        if texts := [
-            re.escape(mark).replace("/", "\\/") for mark in marks if mark not in self.special
-        ]:
+        if texts := [_escaped(mark) for mark in marks if mark not in self.special]:
             ways.append(self._add(r"/(.|\n)*/", f"[suffix=/{'|'.join(texts)}/]"))
         return f"({' | '.join(ways)})"
+
+    def without(self, marks: Sequence[str]) -> str:
+        """Returns the expression for any text that has none of ``marks``, also where they are spelled."""
+        texts = "|".join(_escaped(mark) for mark in marks)
+        self.lines.append(rf"UNMARKED: /(.|\n)+/ & ~/(.|\n)*({texts})(.|\n)*/")
+        return "UNMARKED?"
+
+    def pattern(self, regex: str) -> str:
+        """Adds a rule for a text that matches ``regex`` from its beginning to its end; returns its name."""
+        slashes = re.compile(r"\\.|/|\n", re.DOTALL)
+        escapes = {"/": "\\/", "\n": "\\n"}
+        self.lines.append(f"PATTERN: /{slashes.sub(lambda m: escapes.get(m[0], m[0]), regex)}/")
+        return "PATTERN"
 
     def _add(self, body: str, attributes: str = "") -> str:
         name = f"r{len(self.lines)}"
         self.lines.append(f"{name}{attributes}: {body}")
         return name
+
+
+def _escaped(text: str) -> str:
+    return re.escape(text).replace("/", "\\/")
 
 
 def reply_grammar(
@@ -92,33 +109,25 @@ def reply_grammar(
         DataError: the family's calls can't be written as a grammar.
     """
     forced = bool(request.tools) and request.tool_choice in (ToolChoice.REQUIRED, ToolChoice.ONE)
-    if request.schema is None and not forced:
+    some = bool(request.allowed_tools) and form.syntax is not None  # else none can be called
+    if not (request.has_form or forced or some):
         return ""
-    rules, ways, calls = _Rules(special), list[str](), list[dict[str, Any]]()
-    schemas = [] if request.schema is None or forced else [_own_root(request.schema, 0)]
-    can_call = request.tools and request.tool_choice is not ToolChoice.NONE
-    if can_call and (forced or form.syntax is not None):
-        texts = None if form.syntax is None else form.syntax.json_texts
-        if texts is None:
-            raise DataError(
-                f"calls of the form {form.name!r} can't be held to tools",
-                where="tool_choice" if request.schema is None else request.schema_field,
-                fix="leave out tool_choice, and a schema besides tools",
-            )
-        calls = _call_schemas(request, texts.arguments)
-        if texts.before:
-            call = rules.json(calls)
-            before, between, after = map(rules.literal, (texts.before, texts.between, texts.after))
-            # One that is named is called once, as clients expect
-            once = request.one_call or request.tool_choice is ToolChoice.ONE
-            more = "" if once else f" ({between} {call})*"
-            ways.append(f"{before} {call}{more} {after}")
+    rules, ways, schemas = _Rules(special), list[str](), list[dict[str, Any]]()
+    if request.has_form and not forced:
+        ways += _text_ways(request, rules)
+        if request.schema is not None:
+            schemas.append(_own_root(request.schema, 0))
+    if request.tools and request.tool_choice is not ToolChoice.NONE and (forced or form.syntax):
+        is_free = not (forced or request.has_form)
+        calls = _call_schemas(request, _call_texts(request, form, is_free=is_free).arguments)
+        for schema in calls:
+            _check_values(schema, special, "tools")
+        if made := _call_ways(request, form, rules, calls, is_free=is_free):
+            ways += made
         else:  # nothing tells a call from other JSON
             schemas += calls
     if schemas:
         ways.append(rules.json(schemas))
-    for schema in calls:
-        _check_values(schema, special, "tools")
     for schema in schemas:
         _check_values(schema, special, request.schema_field)
     marks = [m for m in form.thought_marks if thinking or m[0] in template]
@@ -126,17 +135,73 @@ def reply_grammar(
     return "\n".join([f"start: {start}", *rules.lines, _FREE, _WHITE])
 
 
+def _text_ways(request: ChatRequest, rules: _Rules) -> list[str]:
+    """Returns the expressions for the texts that the request names."""
+    for text in (*request.choices, request.pattern):
+        _check_values(text, rules.special, request.schema_field)
+    ways = [rules.literal(text) for text in request.choices]
+    return [*ways, rules.pattern(request.pattern)] if request.pattern else ways
+
+
+def _call_texts(request: ChatRequest, form: AnswerForm, *, is_free: bool) -> JsonCallTexts:
+    """Returns what stands around calls.
+
+    Raises:
+        DataError: they are no JSON, or other texts that the request allows may look like them.
+    """
+    texts = None if form.syntax is None else form.syntax.json_texts
+    is_text = is_free or bool(request.choices or request.pattern)
+    if texts is None or (is_text and not texts.before):
+        raise DataError(
+            f"calls of the form {form.name!r} can't be held to tools",
+            where=request.schema_field if request.has_form else "tool_choice",
+            fix="leave out tool_choice, and a schema besides tools",
+        )
+    return texts
+
+
+def _call_ways(
+    request: ChatRequest,
+    form: AnswerForm,
+    rules: _Rules,
+    calls: Sequence[Mapping[str, Any]],
+    *,
+    is_free: bool,
+) -> list[str]:
+    """Returns the expressions for one call of ``calls`` or several, and for text with and without them
+    where the reply is free; none: calls are JSON without marks."""
+    texts = _call_texts(request, form, is_free=is_free)
+    if form.syntax is None or not texts.before:
+        return []
+    call = rules.json(calls)
+    before, between, after = map(rules.literal, (texts.before, texts.between, texts.after))
+    # One that is named is called once, as clients expect
+    once = request.one_call or request.tool_choice is ToolChoice.ONE
+    more = "" if once else f" ({between} {call})*"
+    if not is_free:
+        return [f"{before} {call}{more} {after}"]
+    marks = form.syntax.marks
+    unmarked = rules.without(marks)
+    (mark,) = [mark for mark in marks if texts.before.startswith(mark)]
+    # Spelled in other tokens, a special one would be read as a call, too
+    until = f"{unmarked} {rules.literal(mark)}" if mark in rules.special else rules.until([mark])
+    begins = rules.literal(texts.before.removeprefix(mark))
+    return [unmarked, f"{until} {begins} {call}{more} {after}"]
+
+
 def _call_schemas(request: ChatRequest, key: str) -> list[dict[str, Any]]:
     """Returns the schemas of the calls that the request allows."""
     offered = {
-        str(function.get("name", "")): function.get("parameters") or {"type": "object"}
+        str(function.get("name", "")): schema_of_arguments(function.get("parameters"))
         for tool in request.tools
         if isinstance(function := tool.get("function"), Mapping)
     }
     if request.tool_choice is ToolChoice.ONE:
         offered = {request.tool_name: offered[request.tool_name]}
+    if allowed := request.allowed_tools:
+        offered = {name: schema for name, schema in offered.items() if name in allowed}
     for name, arguments in offered.items():
-        if arguments.get("type", "object") != "object":
+        if arguments.get("type") != "object":
             raise DataError(
                 f"the arguments of tool {name!r} are no object",
                 where="tools",
@@ -179,8 +244,8 @@ def _check_values(value: Any, special: Mapping[str, int], where: str) -> None:
 
 
 def _own_root(schema: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """Returns the schema with a name of its own, so that its references stay within it."""
-    return {"$id": f"urn:reply:{number}", **schema}
+    """Returns the schema with a name of its own, so that its references stay within it, and with bounds."""
+    return {"$id": f"urn:reply:{number}", **with_bounds(schema)}
 
 
 def _thoughts(marks: Sequence[tuple[str, str]], rules: _Rules, *, thinking: bool) -> str:

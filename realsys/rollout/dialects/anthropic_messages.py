@@ -17,6 +17,7 @@ from realsys.rollout.conversation.chat_messages import (
     ChatResult,
     ToolCall,
     ToolChoice,
+    Unserved,
 )
 from realsys.rollout.dialects import body_fields, error_bodies, request_extras
 from realsys.rollout.dialects.anthropic_stream import (
@@ -27,7 +28,9 @@ from realsys.rollout.dialects.anthropic_stream import (
     stop_of,
 )
 from realsys.rollout.dialects.body_fields import refused
+from realsys.rollout.dialects.held_replies import held_fields
 from realsys.rollout.dialects.turn_merger import TurnMerger
+from realsys.rollout.dialects.unserved_parts import LeftOut
 
 
 class AnthropicMessageBody(msgspec.Struct):
@@ -66,18 +69,32 @@ class AnthropicBody(request_extras.ExtraFields, kw_only=True):
     mcp_servers: list[Any] | None = None
 
 
-def read(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
+def read(
+    body: bytes, headers: Mapping[str, str], *, unserved: Unserved = Unserved.REFUSE
+) -> ChatRequest:
     """Returns what the client asks for, or what it wants counted.
 
     Raises:
         DataError: the body is malformed, or asks for what isn't served.
     """
     fields = body_fields.decoded(body, AnthropicBody)
-    if fields.mcp_servers:
-        raise refused("remote tools are not served", where="mcp_servers", fix="offer tools instead")
+    left = LeftOut(unserved)
+    if fields.mcp_servers and not left.field("mcp_servers", fields.mcp_servers):
+        raise refused(
+            "remote tools are not served",
+            where="mcp_servers",
+            fix=f"offer tools instead, or {body_fields.HOW_TO_DROP}",
+        )
+    fields.system = left.content(fields.system)
+    for message in fields.messages:
+        message.content = left.content(message.content) or message.content
     request_extras.refuse_extras(fields)
     body_fields.bounded(fields.tools, body_fields.MAX_TOOLS, "tools")
-    tools = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(fields.tools or ()))
+    tools = tuple(
+        _tool(tool, f"tools[{i}]")
+        for i, tool in enumerate(fields.tools or ())
+        if not left.tool(tool, ("custom",))
+    )
     choice, tool_name = _tool_choice(fields.tool_choice, tools)
     retries, key = body_fields.retries_and_key(headers)
     messages = _messages(fields)
@@ -104,10 +121,15 @@ def read(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
         stop=body_fields.stop_texts(fields.stop_sequences, "stop_sequences"),
         stream=bool(fields.stream),
         sampling=body_fields.sampling_of(fields),
-        schema=_schema(fields),
-        schema_field="output_config.format" if fields.output_format is None else "output_format",
+        **held_fields(
+            fields,
+            _schema(fields),
+            "output_config.format" if fields.output_format is None else "output_format",
+        ),
+        left_out=tuple(left.kinds),
         retries=retries,
         idempotency_key=key,
+        id_prefix="msg_",
     )
 
 
@@ -163,11 +185,7 @@ def _of_user(content: body_fields.Content, where: str) -> Iterator[ChatMessage]:
 
 def _text(block: ContentBlock, where: str) -> str:
     if block.type != "text":
-        raise refused(
-            f"a block of type {block.type!r} can't be read",
-            where=where,
-            fix="send text: the policy reads no pictures or files, and no tools run here",
-        )
+        raise body_fields.unreadable_part(block.type, where)
     if block.text is None:
         raise refused("a text block without its text", where=f"{where}.text", fix="add it")
     return block.text
@@ -211,11 +229,8 @@ def _tool_call(block: ContentBlock, where: str) -> ToolCall:
 def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     kind = tool.get("type")
     if kind not in (None, "custom"):
-        raise refused(
-            f"a tool of type {kind!r} is not served",
-            where=where,
-            fix="offer tools with name, description and input_schema only",
-        )
+        form = "offer tools with name, description and input_schema only"
+        raise body_fields.unserved_tool(kind, where, form)
     if not isinstance(tool.get("input_schema", {}), dict):
         raise refused("expected an object", where=f"{where}.input_schema", fix="send a JSON schema")
     given = {

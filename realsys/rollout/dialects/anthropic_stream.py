@@ -37,8 +37,10 @@ class AnthropicStream:
         self._index = -1  # of the newest block
         self._kind = ""  # of the open block
 
-    def opening(self, id: str, created: int, model: str) -> bytes:
-        """Returns the message without content; its counts of tokens come at the end."""
+    def opening(
+        self, id: str, created: int, model: str, *, num_prompt_tokens: int = 0, num_cached: int = 0
+    ) -> bytes:
+        """Returns the message without content, with the counts of the tokens before it."""
         del created
         message: dict[str, Any] = {
             "id": id,
@@ -48,7 +50,7 @@ class AnthropicStream:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": {"input_tokens": 0, "output_tokens": 0},
+            "usage": _usage(num_prompt_tokens, num_cached, 0),
         }
         return named_event({"type": "message_start", "message": message})
 
@@ -154,9 +156,13 @@ def stop_of(reply: ChatReply) -> dict[str, Any]:
 
 def message_usage(result: ChatResult) -> dict[str, Any]:
     """Returns the counts of tokens; here those of the input are without the cached ones."""
+    return _usage(result.num_prompt_tokens, result.num_cached, result.replies[0].num_tokens)
+
+
+def _usage(num_prompt_tokens: int, num_cached: int, num_sampled: int) -> dict[str, Any]:
     return {
-        "input_tokens": result.num_prompt_tokens - result.num_cached,
+        "input_tokens": num_prompt_tokens - num_cached,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": result.num_cached,
-        "output_tokens": result.replies[0].num_tokens,
+        "cache_read_input_tokens": num_cached,
+        "output_tokens": num_sampled,
     }

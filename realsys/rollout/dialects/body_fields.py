@@ -23,6 +23,15 @@ Number = int | float
 Content = str | list[dict[str, Any]]
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _TEXT_PARTS = ("text", "input_text", "output_text")
+# Type of a part that is no text → what it is
+PART_KINDS: Mapping[str, str] = {
+    **dict.fromkeys(("image", "image_url", "input_image", "computer_screenshot"), "image"),
+    **dict.fromkeys(("audio", "audio_url", "input_audio"), "audio"),
+    **dict.fromkeys(("video", "video_url", "input_video"), "video"),
+    **dict.fromkeys(("file", "input_file", "document"), "file"),
+}
+LEFT_OUT = "[{kind} left out]"
+HOW_TO_DROP = "have it left out by task.agent_args.unserved=drop (realsys serve --unserved drop)"
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
@@ -89,9 +98,19 @@ def decoded(body: bytes, kind: type[T]) -> T:
                 where=where or "body",
                 fix="cut texts between whole characters, and replace broken ones with U+FFFD",
             ) from None
-        raise refused(
-            f"the body is no JSON: {error}", where="body", fix="send one JSON object in UTF-8"
-        ) from None
+        what = f"the body is no JSON: {error}"
+        if (place := _not_utf8(body)) is not None:
+            what = f"byte {body[place]:#x} at place {place} of the body is no UTF-8"
+        raise refused(what, where="body", fix="send one JSON object in UTF-8") from None
+
+
+def _not_utf8(body: bytes) -> int | None:
+    """Returns the place of the first byte that is none of UTF-8's; None: there is none."""
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        return error.start
+    return None
 
 
 def half_character(body: bytes) -> str | None:
@@ -201,12 +220,24 @@ def joined_text(content: Content | None, where: str) -> str:
                 fix="add it",
             )
         else:
-            raise refused(
-                f"a part of type {part.type!r} can't be read",
-                where=f"{where}[{i}]",
-                fix="send text: the policy reads no pictures, sounds or files",
-            )
+            raise unreadable_part(part.type, f"{where}[{i}]")
     return "".join(texts)
+
+
+def unreadable_part(kind: str, where: str) -> DataError:
+    """Returns the error of a part, or block, that is no text."""
+    drop = f", or {HOW_TO_DROP}" if kind in PART_KINDS else ""
+    return refused(
+        f"a part of type {kind!r:.60} can't be read",
+        where=where,
+        fix=f"send text: the policy reads no pictures, sounds or files{drop}",
+    )
+
+
+def unserved_tool(kind: object, where: str, form: str) -> DataError:
+    """Returns the error of a tool that is no function. ``form``: what may be sent instead."""
+    drop = f", or {HOW_TO_DROP}" if isinstance(kind, str) else ""
+    return refused(f"a tool of type {kind!r:.60} is not served", where=where, fix=form + drop)
 
 
 def sampling_of(fields: SamplingFields) -> dict[str, Any]:
@@ -258,6 +289,15 @@ def schema_of(format: Mapping[str, Any] | None, where: str) -> Mapping[str, Any]
         where=f"{where}.type",
         fix="use text, json_object or json_schema",
     )
+
+
+def response_schema(format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Returns the JSON schema of ``response_format`` as Chat Completions has it; None: free text."""
+    if format is not None and format.get("type") == "json_schema":
+        inner = format.get("json_schema")
+        schema = inner.get("schema") if isinstance(inner, dict) else None
+        return schema_of({"type": "json_schema", "schema": schema}, "response_format.json_schema")
+    return schema_of(format, "response_format")
 
 
 def no_top_logprobs(top: int | None, where: str) -> None:

@@ -19,8 +19,10 @@ from realsys.rollout.conversation.chat_messages import (
     ChatResult,
     ToolCall,
     ToolChoice,
+    Unserved,
 )
 from realsys.rollout.dialects import body_fields, error_bodies, request_extras
+from realsys.rollout.dialects.allowed_tools import allowed_tools
 from realsys.rollout.dialects.body_fields import refused
 from realsys.rollout.dialects.chat_stream import (
     ChatStream,
@@ -28,7 +30,9 @@ from realsys.rollout.dialects.chat_stream import (
     content_logprobs,
     tool_call_body,
 )
+from realsys.rollout.dialects.held_replies import held_fields
 from realsys.rollout.dialects.turn_merger import TurnMerger
+from realsys.rollout.dialects.unserved_parts import LeftOut
 
 
 class ChatFunction(msgspec.Struct):
@@ -83,19 +87,32 @@ class ChatBody(request_extras.ExtraFields, kw_only=True):
     modalities: list[str] | None = None
     functions: Any = None
     function_call: Any = None
+    web_search_options: Any = None
     echo: bool | None = None
 
 
-def read(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
+def read(
+    body: bytes, headers: Mapping[str, str], *, unserved: Unserved = Unserved.REFUSE
+) -> ChatRequest:
     """Returns what the client asks for.
 
     Raises:
         DataError: the body is malformed, or asks for what isn't served.
     """
     fields = body_fields.decoded(body, ChatBody)
-    _refuse_what_is_not_served(fields)
-    tools = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(fields.tools or ()))
-    choice, tool_name = _tool_choice(fields.tool_choice, tools)
+    left = LeftOut(unserved)
+    _refuse_what_is_not_served(fields, left)
+    for message in fields.messages:
+        message.content = left.content(message.content)
+    tools = tuple(
+        _tool(tool, f"tools[{i}]")
+        for i, tool in enumerate(fields.tools or ())
+        if not left.tool(tool, ("function",))
+    )
+    allowed = allowed_tools(fields.tool_choice, tools, left)
+    choice, tool_name = (
+        _tool_choice(fields.tool_choice, tools) if allowed is None else (allowed.choice, "")
+    )
     if fields.max_completion_tokens is not None:
         limit = body_fields.positive(fields.max_completion_tokens, "max_completion_tokens")
     else:
@@ -114,21 +131,29 @@ def read(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
         tools=tools,
         tool_choice=choice,
         tool_name=tool_name,
+        allowed_tools=() if allowed is None else allowed.names,
         one_call=fields.parallel_tool_calls is False,
         n=body_fields.positive(fields.n, "n", body_fields.MAX_REPLIES) or 1,
         max_tokens=limit,
         stop=body_fields.stop_texts(fields.stop, "stop"),
         logprobs=bool(fields.logprobs),
+        token_ids=bool(fields.return_token_ids),
         stream=bool(fields.stream),
         stream_usage=(fields.stream_options or {}).get("include_usage") is True,
         sampling=body_fields.sampling_of(fields),
-        schema=_schema(fields.response_format),
+        **held_fields(
+            fields, body_fields.response_schema(fields.response_format), "response_format"
+        ),
+        left_out=tuple(left.kinds),
         retries=retries,
         idempotency_key=key,
     )
 
 
-def _refuse_what_is_not_served(fields: ChatBody) -> None:
+def _refuse_what_is_not_served(fields: ChatBody, left: LeftOut) -> None:
+    options = fields.web_search_options
+    if options is not None and not left.field("web_search_options", options):
+        raise body_fields.unserved_tool("web_search", "web_search_options", "leave it out")
     for name in ("functions", "function_call"):
         if getattr(fields, name) is not None:
             raise refused(
@@ -138,7 +163,7 @@ def _refuse_what_is_not_served(fields: ChatBody) -> None:
         raise refused(
             "only text is served", where="modalities", fix='send ["text"], or leave it out'
         )
-    request_extras.refuse_extras(fields)
+    request_extras.refuse_extras(fields, has_token_ids=True)
     if fields.echo:
         raise refused(
             "what was begun is not told again", where="echo", fix="send false, or leave it out"
@@ -256,7 +281,7 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     kind, function = tool.get("type", "function"), tool.get("function")
     form = 'send {"type": "function", "function": {"name": …, "parameters": …}}'
     if kind != "function":
-        raise refused(f"a tool of type {kind!r} is not served", where=where, fix=form)
+        raise body_fields.unserved_tool(kind, where, form)
     if "function" not in tool and "name" in tool:  # as Responses has it
         raise refused("a function's fields stand in the tool itself", where=where, fix=form)
     if not isinstance(function, dict):
@@ -282,19 +307,11 @@ def _tool_choice(
     )
 
 
-def _schema(format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    if format is not None and format.get("type") == "json_schema":
-        inner = format.get("json_schema")
-        schema = inner.get("schema") if isinstance(inner, dict) else None
-        return body_fields.schema_of(
-            {"type": "json_schema", "schema": schema}, "response_format.json_schema"
-        )
-    return body_fields.schema_of(format, "response_format")
-
-
 def body(result: ChatResult, request: ChatRequest) -> dict[str, Any]:
     """Returns the whole answer."""
+    ids = {"prompt_token_ids": list(result.replies[0].prompt_ids)} if request.token_ids else {}
     return {
+        **ids,
         "id": result.id,
         "object": "chat.completion",
         "created": result.created,
@@ -316,7 +333,9 @@ def _choice(index: int, reply: ChatReply, request: ChatRequest) -> dict[str, Any
         message["reasoning_content"] = reply.message.reasoning
     if reply.message.tool_calls:
         message["tool_calls"] = [tool_call_body(call) for call in reply.message.tool_calls]
+    ids = {"token_ids": list(reply.token_ids)} if request.token_ids else {}
     return {
+        **ids,
         "index": index,
         "message": message,
         "logprobs": content_logprobs(reply) if request.logprobs else None,

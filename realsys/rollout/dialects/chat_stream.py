@@ -22,8 +22,11 @@ class ChatStream:
         self._content: list[list[str]] = [[] for _ in range(request.n)]  # what went out, by reply
         self._reasoning: list[list[str]] = [[] for _ in range(request.n)]
 
-    def opening(self, id: str, created: int, model: str) -> bytes:
+    def opening(
+        self, id: str, created: int, model: str, *, num_prompt_tokens: int = 0, num_cached: int = 0
+    ) -> bytes:
         """Returns a chunk with the role for each reply."""
+        del num_prompt_tokens, num_cached  # told at the end
         self._head = {
             "id": id,
             "object": "chat.completion.chunk",
@@ -69,7 +72,7 @@ class ChatStream:
             delta = {"tool_calls": [{"index": i, **tool_call_body(call)}]}
             chunks.append(self._chunk(index, delta))
         logprobs = content_logprobs(reply) if self._request.logprobs else None
-        chunks.append(self._chunk(index, {}, finish=reply.finish.value, logprobs=logprobs))
+        chunks.append(self._chunk(index, {}, ended=reply, logprobs=logprobs))
         return b"".join(chunks)
 
     def _chunk(
@@ -77,12 +80,16 @@ class ChatStream:
         index: int,
         delta: dict[str, Any],
         *,
-        finish: str | None = None,
+        ended: ChatReply | None = None,
         logprobs: dict[str, Any] | None = None,
     ) -> bytes:
+        finish = None if ended is None else ended.finish.value
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-        usage = {"usage": None} if self._request.stream_usage else {}
-        return data_event({**self._head, "choices": [choice], **usage})
+        more: dict[str, Any] = {"usage": None} if self._request.stream_usage else {}
+        if ended is not None and self._request.token_ids:
+            choice["token_ids"] = list(ended.token_ids)
+            more["prompt_token_ids"] = list(ended.prompt_ids)
+        return data_event({**self._head, "choices": [choice], **more})
 
 
 def tool_call_body(call: ToolCall) -> dict[str, Any]:

@@ -6,8 +6,13 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from realsys.api.errors import RealsysError
-from realsys.rollout.conversation.chat_messages import ChatRequest, ChatResult
-from realsys.rollout.dialects import anthropic_messages, chat_completions, responses_api
+from realsys.rollout.conversation.chat_messages import ChatRequest, ChatResult, Unserved
+from realsys.rollout.dialects import (
+    anthropic_messages,
+    chat_completions,
+    responses_api,
+    text_completions,
+)
 
 
 class StreamEncoder(Protocol):
@@ -17,8 +22,10 @@ class StreamEncoder(Protocol):
     at the end may be left to ``closing``, which then sends it after the text.
     """
 
-    def opening(self, id: str, created: int, model: str) -> bytes:
-        """Returns the events before any text; ``id`` and ``created`` as the result will have them."""
+    def opening(
+        self, id: str, created: int, model: str, *, num_prompt_tokens: int = 0, num_cached: int = 0
+    ) -> bytes:
+        """Returns the events before any text; all as the result will have it."""
         ...
 
     def reasoning(self, index: int, text: str) -> bytes:
@@ -49,8 +56,14 @@ class StreamEncoder(Protocol):
 class Dialect(Protocol):
     """One HTTP API; a module with these functions is one."""
 
-    def read(self, body: bytes, headers: Mapping[str, str]) -> ChatRequest:
-        """Returns what the client asks for. Raises DataError for what is malformed or can't be served."""
+    def read(
+        self, body: bytes, headers: Mapping[str, str], *, unserved: Unserved = Unserved.REFUSE
+    ) -> ChatRequest:
+        """Returns what the client asks for. Raises DataError for what is malformed or can't be served.
+
+        Args:
+            unserved: what becomes of tools and parts of messages that a policy of text can't take.
+        """
         ...
 
     def body(self, result: ChatResult, request: ChatRequest) -> dict[str, Any]:
@@ -68,6 +81,7 @@ class Dialect(Protocol):
 
 DIALECTS: dict[str, Dialect] = {
     "/v1/chat/completions": chat_completions,
+    "/v1/completions": text_completions,
     "/v1/responses": responses_api,
     "/v1/messages": anthropic_messages,
 }

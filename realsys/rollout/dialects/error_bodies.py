@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from realsys.api.errors import DataError, RealsysError
-from realsys.rollout.conversation.episode_session import ContextFull
+from realsys.rollout.conversation.full_context import ContextFull
 
 _OPENAI_TYPES = {
     400: "invalid_request_error",
@@ -37,9 +37,31 @@ _FIELD_PATH = re.compile(r"[A-Za-z_]\w*+(?:\.\w++|\[[\w.]++\])*+")
 
 def message_of(error: RealsysError) -> str:
     """Returns the field if there is one, what happened and what to do; no names of hosts or files."""
+    if isinstance(error, ContextFull) and error.num_prompt:
+        return _with_fix(_openai_full_context(error), error.fix)
     field = field_of(error)
-    text = f"{field}: {error.what}" if field else error.what
-    return f"{text}. Fix: {error.fix}" if error.fix else text
+    return _with_fix(f"{field}: {error.what}" if field else error.what, error.fix)
+
+
+def _with_fix(text: str, fix: str) -> str:
+    return f"{text.rstrip('.')}. Fix: {fix}" if fix else text
+
+
+def _openai_full_context(error: ContextFull) -> str:
+    """Returns the words by which clients of OpenAI's APIs know a full context, and shorten theirs."""
+    # A server that has not said its length has less than the prompt.
+    most = str(error.context_length) if error.context_length else f"at most {error.num_prompt}"
+    return (
+        f"This model's maximum context length is {most} tokens. However, you requested "
+        f"{error.num_prompt + error.num_answer} tokens ({error.num_prompt} in the messages, "
+        f"{error.num_answer} in the completion). Please reduce the length of the messages"
+    )
+
+
+def _anthropic_full_context(error: ContextFull) -> str:
+    """Returns the same for clients of Anthropic's API. One token at least is for the answer."""
+    most = error.context_length or error.num_prompt
+    return f"prompt is too long: {max(error.num_prompt, most + 1)} tokens > {most} maximum"
 
 
 def field_of(error: RealsysError) -> str | None:
@@ -74,4 +96,8 @@ def openai_code(status: int) -> str | None:
 def anthropic_error(error: RealsysError, status: int) -> dict[str, Any]:
     """Returns the body of a failed request to Anthropic's API; also the data of a stream's error event."""
     kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": message_of(error)}}
+    if isinstance(error, ContextFull) and error.num_prompt:
+        message = _with_fix(_anthropic_full_context(error), error.fix)
+    else:
+        message = message_of(error)
+    return {"type": "error", "error": {"type": kind, "message": message}}

@@ -12,17 +12,16 @@ import msgspec
 
 from realsys.api.basics.template_args import reserved_among
 from realsys.rollout.conversation.chat_messages import ChatMessage
+from realsys.rollout.dialects import held_replies
 from realsys.rollout.dialects.body_fields import SamplingFields, refused
 
-_SCHEMA = "send a JSON schema as response_format, or leave it out"
 _LEAVE = "leave it out"
 _LENGTH = "send max_tokens"
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 # Field → what to do instead. Values that are empty or false change nothing, and those of _NEUTRAL.
 _NOT_SERVED: Mapping[str, str] = {
-    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), _SCHEMA),
-    **dict.fromkeys(("structured_outputs", "structural_tag", "json_schema", "grammar"), _SCHEMA),
-    **dict.fromkeys(("regex", "ebnf"), _SCHEMA),
+    **dict.fromkeys(("guided_grammar", "structural_tag", "grammar", "ebnf"), held_replies.WAYS),
+    **dict.fromkeys(("guided_whitespace_pattern", "whitespace_pattern"), _LEAVE),
     **dict.fromkeys(("max_new_tokens", "n_predict"), _LENGTH),
     "min_new_tokens": "send min_tokens",
     "chat_template": "leave it out: the server's own counts",
@@ -30,10 +29,11 @@ _NOT_SERVED: Mapping[str, str] = {
     "skip_special_tokens": "leave it out: texts have all tokens but the one that ends them",
     "truncate_prompt_tokens": "send a shorter conversation",
     "stop_regex": "send stop",
+    "n_probs": "send logprobs",
     **dict.fromkeys(
         ("thinking_budget", "thinking_token_budget"), "send max_tokens, or reasoning_effort"
     ),
-    **dict.fromkeys(("include_stop_str_in_output", "no_stop_trim", "return_token_ids"), _LEAVE),
+    **dict.fromkeys(("include_stop_str_in_output", "no_stop_trim"), _LEAVE),
     **dict.fromkeys(
         ("return_tokens_as_token_ids", "return_hidden_states", "prompt_embeds"), _LEAVE
     ),
@@ -62,6 +62,9 @@ class ExtraFields(_NotServed, kw_only=True):
     """What other servers take besides.
 
     ``chat_template_kwargs``: arguments of the chat template; ``enable_thinking``: the one that most have.
+    ``add_special_tokens``: whether the tokenizer begins the prompt as it begins every text.
+    ``return_token_ids``: whether the reply tells tokens. ``guided_json`` to ``structured_outputs``: what
+    the reply is held to, see held_replies.py.
     ``thinking``, ``reasoning`` and ``reasoning_effort``: wishes. ``continue_final_message`` and
     ``add_generation_prompt``: whether the last message goes on.
     """
@@ -75,11 +78,24 @@ class ExtraFields(_NotServed, kw_only=True):
     add_generation_prompt: bool | None = None
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None
+    return_token_ids: bool | None = None
+    add_special_tokens: bool | None = None
+    guided_json: Any = None
+    guided_choice: Any = None
+    guided_regex: Any = None
+    json_schema: Any = None
+    regex: Any = None
+    structured_outputs: Any = None
 
 
-def refuse_extras(fields: ExtraFields) -> None:
+def refuse_extras(
+    fields: ExtraFields, *, has_token_ids: bool = False, begins_texts: bool = False
+) -> None:
     """Refuses what would be ignored.
 
+    Args:
+        has_token_ids: the API's replies have a place for token ids.
+        begins_texts: prompts begin as the tokenizer begins every text, not as a chat template does.
     Raises:
         DataError: names the field.
     """
@@ -88,6 +104,18 @@ def refuse_extras(fields: ExtraFields) -> None:
         is_zero = value == 0 and value is not False and name in _MEANT_AT_ZERO
         if (value and value != _NEUTRAL.get(name)) or is_zero:
             raise refused("not served here", where=name, fix=fix)
+    if fields.return_token_ids and not has_token_ids:
+        fix = "leave it out, or use /v1/chat/completions"
+        raise refused("not served here", where="return_token_ids", fix=fix)
+    if fields.add_special_tokens is not None and fields.add_special_tokens is not begins_texts:
+        how = (
+            "the tokenizer does begin texts"
+            if begins_texts
+            else "a chat template begins the prompt"
+        )
+        raise refused(
+            how, where="add_special_tokens", fix="leave it out, or send token ids as prompt"
+        )
     for name in _THOUGHTS_LEFT_OUT:
         if getattr(fields, name) is False:
             raise refused("thoughts are always told apart", where=name, fix=_LEAVE)

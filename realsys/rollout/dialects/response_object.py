@@ -19,9 +19,12 @@ from realsys.rollout.dialects.chat_stream import MIN_LOGPROB
 
 def response_object(id: str, created: int, model: str, request: ChatRequest) -> dict[str, Any]:
     """Returns a response in progress, without output. What the request left open is told as its default."""
-    choice: str | dict[str, str] = request.tool_choice.value
+    choice: str | dict[str, Any] = request.tool_choice.value
     if request.tool_choice is ToolChoice.ONE:
         choice = {"type": "function", "name": request.tool_name}
+    elif request.allowed_tools:
+        named = [{"type": "function", "name": name} for name in request.allowed_tools]
+        choice = {"type": "allowed_tools", "mode": request.tool_choice.value, "tools": named}
     text: dict[str, Any] = {"type": "text"}
     if request.schema is not None:
         text = {"type": "json_schema", "name": "schema", "schema": dict(request.schema)}

@@ -38,8 +38,11 @@ class ResponseStream:
         self._kind = ""  # of the open item
         self._texts: list[str] = []  # of the open item
 
-    def opening(self, id: str, created: int, model: str) -> bytes:
+    def opening(
+        self, id: str, created: int, model: str, *, num_prompt_tokens: int = 0, num_cached: int = 0
+    ) -> bytes:
         """Returns the response without output."""
+        del num_prompt_tokens, num_cached  # told at the end
         self._response = response_object(id, created, model, self._request)
         names = ("response.created", "response.in_progress")
         return b"".join(self._event(name, response=self._response) for name in names)

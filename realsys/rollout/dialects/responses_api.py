@@ -14,13 +14,17 @@ from realsys.rollout.conversation.chat_messages import (
     ChatRequest,
     ChatResult,
     ToolChoice,
+    Unserved,
 )
 from realsys.rollout.dialects import body_fields, error_bodies, request_extras
+from realsys.rollout.dialects.allowed_tools import allowed_tools
 from realsys.rollout.dialects.body_fields import refused
+from realsys.rollout.dialects.held_replies import held_fields
 from realsys.rollout.dialects.response_object import finished_response, output_items
 from realsys.rollout.dialects.response_stream import ResponseStream
 from realsys.rollout.dialects.responses_input import add_items
 from realsys.rollout.dialects.turn_merger import TurnMerger
+from realsys.rollout.dialects.unserved_parts import LeftOut
 
 _FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
 _LOGPROBS = "message.output_text.logprobs"
@@ -46,7 +50,9 @@ class ResponsesBody(request_extras.ExtraFields, kw_only=True):
     prompt: Any = None
 
 
-def read(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
+def read(
+    body: bytes, headers: Mapping[str, str], *, unserved: Unserved = Unserved.REFUSE
+) -> ChatRequest:
     """Returns what the client asks for.
 
     Raises:
@@ -54,8 +60,21 @@ def read(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
     """
     fields = body_fields.decoded(body, ResponsesBody)
     _refuse_what_is_not_served(fields)
-    tools = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(fields.tools or ()))
-    choice, tool_name = _tool_choice(fields.tool_choice, tools)
+    left = LeftOut(unserved)
+    if isinstance(fields.input, list):
+        for item in fields.input:
+            for name in ("content", "output"):
+                if isinstance(item.get(name), list):
+                    item[name] = left.content(item[name])
+    tools = tuple(
+        _tool(tool, f"tools[{i}]")
+        for i, tool in enumerate(fields.tools or ())
+        if not left.tool(tool, ("function",))
+    )
+    allowed = allowed_tools(fields.tool_choice, tools, left)
+    choice, tool_name = (
+        _tool_choice(fields.tool_choice, tools) if allowed is None else (allowed.choice, "")
+    )
     retries, key = body_fields.retries_and_key(headers)
     return ChatRequest(
         messages=_messages(fields),
@@ -65,15 +84,17 @@ def read(body: bytes, headers: Mapping[str, str]) -> ChatRequest:
         tools=tools,
         tool_choice=choice,
         tool_name=tool_name,
+        allowed_tools=() if allowed is None else allowed.names,
         one_call=fields.parallel_tool_calls is False,
         max_tokens=body_fields.positive(fields.max_output_tokens, "max_output_tokens"),
         logprobs=_LOGPROBS in (fields.include or ()),
         stream=bool(fields.stream),
         sampling=body_fields.sampling_of(fields),
-        schema=_schema(fields.text),
-        schema_field="text.format",
+        **held_fields(fields, _schema(fields.text), "text.format"),
+        left_out=tuple(left.kinds),
         retries=retries,
         idempotency_key=key,
+        id_prefix="resp_",
     )
 
 
@@ -117,15 +138,9 @@ def _messages(fields: ResponsesBody) -> tuple[ChatMessage, ...]:
 def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     kind = tool.get("type")
     if kind == "custom":
-        raise refused(
-            "freeform tools are not served",
-            where=where,
-            fix="offer it as a function with parameters",
-        )
+        raise body_fields.unserved_tool(kind, where, "offer it as a function with parameters")
     if kind != "function":
-        raise refused(
-            f"a tool of type {kind!r} is not served", where=where, fix="offer function tools only"
-        )
+        raise body_fields.unserved_tool(kind, where, "offer function tools only")
     if "function" in tool and "name" not in tool:  # as Chat Completions has it
         raise refused(
             "a function's fields stand one level too deep",

@@ -1,11 +1,14 @@
 """The endpoint as an aiohttp application: finds the session, has it answer, notes what was read.
 
-    /v1/chat/completions  /v1/responses  /v1/messages  /v1/messages/count_tokens  /v1/models  /health
+    /v1/chat/completions  /v1/completions  /v1/responses  /v1/messages  /v1/messages/count_tokens
+    /v1/models  /health
     /sessions/KEY/…       the same, for clients whose key can't be set
+    /openai/v1/…  /openai/deployments/NAME/…   the same again, for clients of Azure's
     /rl/start_session  /rl/set_reward  /rl/end_session   of episodes alone
 
-A reply counts as read when its last byte has been written to a connection that is still there. A client
-that leaves before does not stop its answer: its retry gets the same one.
+A reply counts as read when its last byte has been written to a connection that is still there. One whose
+client leaves its stream ends with what was written (pending_call.py). Of a whole reply a client gets
+nothing before all of it: if it leaves, the answer goes on, and its retry gets the same one.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from realsys.api.errors import (
     TrialError,
     did_you_mean,
 )
-from realsys.rollout.conversation.chat_messages import ChatRequest, ChatResult
+from realsys.rollout.conversation.chat_messages import ChatRequest, ChatResult, Unserved
 from realsys.rollout.conversation.chat_rendering import request_args
 from realsys.rollout.conversation.episode_session import EpisodeSession
 from realsys.rollout.dialects import (
@@ -36,6 +39,7 @@ from realsys.rollout.dialects import (
     body_fields,
     chat_completions,
     responses_api,
+    text_completions,
 )
 from realsys.rollout.dialects.dialect import Dialect, StreamEncoder
 from realsys.rollout.dialects.model_list import (
@@ -56,11 +60,15 @@ from realsys.rollout.endpoint.session_registry import (
 logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 32 << 20
+LARGE_BODY_BYTES = 1 << 18
 _KEY = re.compile(r"[A-Za-z0-9._-]{8,256}")
 PING_S = 10.0  # a stream without text for so long gets a sign of life
+_KIND_CHARS, _MOST_KINDS = 80, 100  # of what is logged: clients choose the types of their tools
 MOST_WAIT_S = 60.0  # for an episode; clients ask again
 # A body must arrive within BODY_S, and as long as its bytes take at this rate.
 BODY_S, BODY_BYTES_PER_S = 30.0, 1 << 20
+
+AZURE_BASES = ("/openai/v1", "/openai", "/openai/deployments/{deployment}")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -82,10 +90,12 @@ def answering_app(finder: SessionFinder) -> web.Application:
     handlers = _Handlers(finder)
     routes: list[web.RouteDef] = [web.get("/health", _health)]
     for base in ("", "/sessions/{key}"):
-        for version in ("/v1", ""):  # clients append /v1 to their base URL, or don't
+        # Clients append /v1 to their base URL, or don't; those of Azure's have paths of their own
+        for version in ("/v1", "", *AZURE_BASES):
             at = base + version
             routes += [
                 web.post(f"{at}/chat/completions", handlers.replies(chat_completions)),
+                web.post(f"{at}/completions", handlers.replies(text_completions)),
                 web.post(f"{at}/responses", handlers.replies(responses_api)),
                 web.post(f"{at}/messages", handlers.replies(anthropic_messages)),
                 web.post(f"{at}/messages/count_tokens", handlers.count_tokens),
@@ -102,14 +112,23 @@ class _Handlers:
     def __init__(self, finder: SessionFinder) -> None:
         self._finder = finder
         self._started = time.time()
+        self._logged: set[str] = set()  # kinds of tools and parts that were left out
+
+    def _log_left_out(self, asked: ChatRequest) -> None:
+        """Logs each kind of what requests were served without, once in the endpoint's life."""
+        for kind in dict.fromkeys(text[:_KIND_CHARS] for text in asked.left_out):
+            if kind not in self._logged and len(self._logged) < _MOST_KINDS:
+                self._logged.add(kind)
+                logger.warning("requests are served without it, by unserved=drop what=%s", kind)
 
     def replies(self, dialect: Dialect) -> Handler:
         """Makes the handler of a path at which the policy answers."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
             key = key_of(request)
-            self._finder.settings_of(key)  # before anything is read of an unknown client
-            asked = dialect.read(await read_body(request), request.headers)
+            settings = self._finder.settings_of(key)  # before anything is read of an unknown client
+            asked = await _asked(dialect, request, settings.unserved)
+            self._log_left_out(asked)
             async with self._finder.lent(key) as session:
                 if asked.stream:
                     return await _streamed(request, session, asked, dialect)
@@ -125,7 +144,7 @@ class _Handlers:
 
     async def count_tokens(self, request: web.Request) -> web.StreamResponse:
         settings = self._finder.settings_of(key_of(request))
-        asked = anthropic_messages.read(await read_body(request), request.headers)
+        asked = await _asked(anthropic_messages, request, settings.unserved)
         rendered = settings.renderer.whole(
             asked.messages,
             asked.tools,
@@ -204,8 +223,16 @@ class _SessionLives:
         return json_body({"session_id": session.id, "reward": reward})
 
     async def end_session(self, request: web.Request) -> web.StreamResponse:
-        session = await self._registry.end(key_of(request))
-        return json_body({"session_id": session.id, "reward": session.reward})
+        ended = await self._registry.end(key_of(request))
+        return json_body({"session_id": ended.id, "reward": ended.reward})
+
+
+async def _asked(dialect: Dialect, request: web.Request, unserved: Unserved) -> ChatRequest:
+    """Reads what a client asks for; a large body, as one with a large schema, beside other requests."""
+    body = await read_body(request)
+    if len(body) <= LARGE_BODY_BYTES:
+        return dialect.read(body, request.headers, unserved=unserved)
+    return await asyncio.to_thread(dialect.read, body, request.headers, unserved=unserved)
 
 
 async def _streamed(
@@ -222,35 +249,53 @@ async def _streamed(
     async with session.call(asked, on_text=lambda i, text: texts.put_nowait((i, text))) as live:
         result = asyncio.ensure_future(live.result())
         try:
-            encoder, sent = dialect.stream(asked), dict[int, str]()
+            encoder, sent, is_open = dialect.stream(asked), dict[int, str](), False
+
+            def opening(num_prompt: int, num_cached: int) -> bytes:
+                return encoder.opening(
+                    live.id,
+                    live.created,
+                    session.model_of(asked),
+                    num_prompt_tokens=num_prompt,
+                    num_cached=num_cached,
+                )
+
             while not result.done():
                 text = await _next_text(texts, result)
                 if result.done():
                     break
                 if not response.prepared:
                     await response.prepare(request)
-                    await response.write(
-                        encoder.opening(live.id, live.created, session.model_of(asked))
-                    )
-                await response.write(encoder.ping() if text is None else _new(text, sent, encoder))
+                if not is_open and (counts := live.prompt_tokens()) is not None:
+                    is_open = True
+                    await response.write(opening(*counts))
+                event = encoder.ping() if text is None else _new(text, sent, encoder)
+                if text is not None and event and _is_there(request):
+                    live.wrote(*text)
+                await response.write(event)
             if not response.prepared:
                 await result  # raises what a status can tell
                 await response.prepare(request)
-                await response.write(
-                    encoder.opening(live.id, live.created, session.model_of(asked))
-                )
+            if not is_open and (counts := live.prompt_tokens()) is not None:
+                await response.write(opening(*counts))
             if (error := result.exception()) is None:
-                await response.write(encoder.closing(result.result()))
+                closing = encoder.closing(result.result())
+                if _is_there(request):
+                    live.read()
+                await response.write(closing)
             else:  # the status has been sent
                 ours = as_ours(error)
                 await response.write(encoder.failed(ours, status_of(ours)))
             await response.write_eof()
-            if error is None:
-                live.read()
         finally:
             result.cancel()
             await asyncio.gather(result, return_exceptions=True)
     return response
+
+
+def _is_there(request: web.Request) -> bool:
+    """False if the client is known to have left: what is written now reaches nobody."""
+    return request.transport is not None and not request.transport.is_closing()
 
 
 async def _next_text(
@@ -284,10 +329,12 @@ async def _health(_: web.Request) -> web.StreamResponse:
 
 
 def _sent_key(request: web.Request) -> str:
-    """Returns the key that a client has sent, as OpenAI's or as Anthropic's do."""
+    """Returns the key that a client has sent, as OpenAI's, Anthropic's or Azure's do."""
     sent = request.headers.get("Authorization", "")
     kind, _, key = sent.partition(" ")
-    return key.strip() if kind.lower() == "bearer" else request.headers.get("x-api-key", "")
+    if kind.lower() == "bearer":
+        return key.strip()
+    return request.headers.get("x-api-key", "") or request.headers.get("api-key", "")
 
 
 def key_of(request: web.Request) -> str:

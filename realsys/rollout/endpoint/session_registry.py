@@ -22,6 +22,7 @@ from realsys.api.errors import TrialError
 from realsys.rollout.conversation.episode_session import EpisodeSession, SessionSettings
 
 KEY_PREFIX = "sk-sess-"
+_MOST_ENDED = 4096  # remembered, for clients that end theirs again
 
 
 class UnknownKey(TrialError):
@@ -64,6 +65,14 @@ class StartedEpisode:
     task: Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class EndedEpisode:
+    """What is told of an episode that its client has ended. ``id``: of its session."""
+
+    id: str
+    reward: float | None
+
+
 class EpisodeSource(Protocol):
     """Gives episodes to clients from outside, and takes back what became of them."""
 
@@ -90,6 +99,7 @@ class SessionRegistry:
     source: EpisodeSource | None = None
     _sessions: dict[str, EpisodeSession] = field(default_factory=dict, repr=False)
     _from_outside: set[str] = field(default_factory=set, repr=False)
+    _ended: dict[str, EndedEpisode] = field(default_factory=dict, repr=False)  # of outside, by key
 
     def open(self, session: EpisodeSession, *, key: str = "", from_outside: bool = False) -> str:
         """Registers a session and returns its key.
@@ -103,6 +113,7 @@ class SessionRegistry:
                 "a session with this key is open", where="api_key", fix="use a key of its own"
             )
         self._sessions[key] = session
+        self._ended.pop(key, None)
         if from_outside:
             self._from_outside.add(key)
         return key
@@ -173,16 +184,22 @@ class SessionRegistry:
                 )
             await self.end(key)
 
-    async def end(self, key: str) -> EpisodeSession:
-        """Ends a session by its key. Ending it again is an error of the caller's, and harmless.
+    async def end(self, key: str) -> EndedEpisode:
+        """Ends a session by its key. Who has not heard the reply may end it again, and is told the same.
 
         Raises:
-            UnknownKey: none has it.
+            UnknownKey: none has it, nor had it lately.
         """
+        if key not in self._sessions and key in self._ended:
+            return self._ended[key]
         session = self.find(key)
         session.is_over = True
+        ended = EndedEpisode(session.id, session.reward)
         if key in self._from_outside:
             self.close(key)
+            self._ended[key] = ended
+            for oldest in list(self._ended)[:-_MOST_ENDED]:
+                del self._ended[oldest]
             assert self.source is not None
             await self.source.end(session)
-        return session
+        return ended

@@ -82,6 +82,8 @@ class EndpointArguments(ConversationArguments):
         roles: of an episode with several speakers: each has a key, a conversation and a reward of its own.
         schema: requests for answers that follow a JSON schema: refused, answered as others are, or held to
             it, and then to ``tool_choice`` too, by the embedded engine.
+        unserved: requests with pictures, sounds, files, and tools that are no functions: refused, or served
+            without them.
         listen: on the loopback interface by HTTP, or on the node's address by HTTPS; none: HTTPS where
             clients come from outside and there are other nodes.
     """
@@ -93,6 +95,11 @@ class EndpointArguments(ConversationArguments):
     with_answer: bool = False
     roles: tuple[str, ...] = ()
     schema: Literal["refuse", "ignore", "enforce"] = "refuse"
+    unserved: Literal["refuse", "drop"] = option(
+        "refuse",
+        "what becomes of pictures, sounds, files and tools that are no functions in an agent's requests: "
+        "refuse answers with status 400, drop leaves them out (a short text stands for a picture)",
+    )
     listen: Literal["loopback", "https"] | None = None
 
     def __post_init__(self) -> None:

@@ -22,6 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from realsys.api.agent import AgentHost, DoubtfulEnd, EpisodeTask
 from realsys.api.basics.bounded_files import open_regular
@@ -29,6 +30,7 @@ from realsys.rollout.runners.agent_arguments import CommandArguments
 from realsys.rollout.runners.endpoint_agent import EndpointAgent
 from realsys.rollout.runners.episode_outcome import AgentOutcome, EpisodeSeat, outcome_of, seat_json
 from realsys.rollout.runners.kept_logs import KeptLogs
+from realsys.rollout.runners.proxy_exceptions import proxy_exceptions
 from realsys.runtime.child_processes.child_guard import GRACE_S, guarded
 from realsys.runtime.child_processes.log_limit import limited_log
 from realsys.trial.last_lines import last_log_line
@@ -122,15 +124,26 @@ class CommandAgent(CommandArguments, EndpointAgent):
                 stdout=descriptor,
                 stderr=subprocess.STDOUT,
                 cwd=folder,
-                env={**os.environ, **agent_environment(seats), **_files(folder), **self.env},
+                env={
+                    **os.environ,
+                    **agent_environment(seats, os.environ),
+                    **_files(folder),
+                    **self.env,
+                },
                 start_new_session=True,
             )
         finally:
             os.close(descriptor)
 
 
-def agent_environment(seats: Sequence[EpisodeSeat]) -> dict[str, str]:
-    """Returns the variables by which clients find the policy: the first role's, and all by name."""
+def agent_environment(
+    seats: Sequence[EpisodeSeat], environment: Mapping[str, str]
+) -> dict[str, str]:
+    """Returns the variables by which clients find the policy: the first role's, and all by name.
+
+    Args:
+        environment: of the worker, whose exceptions of proxies stay.
+    """
     address = seats[0].address
     trusted = {} if address.certificate is None else {"SSL_CERT_FILE": str(address.certificate)}
     return {
@@ -143,8 +156,7 @@ def agent_environment(seats: Sequence[EpisodeSeat]) -> dict[str, str]:
         "REALSYS_SESSION_URL": address.session_url,
         "REALSYS_MODEL": address.model,
         "REALSYS_ROLES": json.dumps({s.role: seat_json(s) for s in seats if s.role}),
-        "NO_PROXY": "127.0.0.1,localhost",
-        "no_proxy": "127.0.0.1,localhost",
+        **proxy_exceptions(environment, urlsplit(address.base_url).hostname or ""),
     }
 
 
@@ -161,9 +173,11 @@ def read_reward(path: Path, *, problem: str) -> AgentOutcome:
         return AgentOutcome(problem=problem)
     except (OSError, UnicodeDecodeError) as error:  # a pipe, a folder, bytes
         raise _unreadable(str(error)) from error
+    if not text:  # it died while it wrote
+        return AgentOutcome(problem=problem or "its reward file is empty")
     try:
         # JSON knows no .5, which bc and awk write
-        read = float(text) if _NUMBER.fullmatch(text) else json.loads(text) if text else None
+        read = float(text) if _NUMBER.fullmatch(text) else json.loads(text)
         given = read if isinstance(read, dict) else {"reward": read}
         return outcome_of(given, problem=problem)
     except (ValueError, RecursionError) as error:

@@ -14,7 +14,7 @@ import hashlib
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from realsys.api.agent import (
     EpisodeTask,
 )
 from realsys.rollout.conversation.answer_forms import ANSWER_FORMS, form_of_template
+from realsys.rollout.conversation.chat_messages import Unserved
 from realsys.rollout.conversation.episode_session import EpisodeSession, SchemaUse, SessionSettings
 from realsys.rollout.conversation.message_matching import MessageMatch
 from realsys.rollout.conversation.renderer_choice import make_renderer
@@ -69,9 +70,13 @@ class AskPolicy:
         sampling: Mapping[str, Any],
         on_tokens: Callable[[Sequence[int]], None] | None,
         grammar: str = "",
+        answer_prefix: int = 0,
     ) -> Answer:
         """Samples an answer; ``sampling`` is ignored."""
-        return await self._ask(tokens, limit, stop=stop, on_tokens=on_tokens, grammar=grammar)
+        more = {"answer_prefix": answer_prefix} if answer_prefix else {}
+        return await self._ask(
+            tokens, limit, stop=stop, on_tokens=on_tokens, grammar=grammar, **more
+        )
 
 
 @dataclass(eq=False, kw_only=True)
@@ -98,7 +103,10 @@ class EndpointAgent(EndpointArguments, EpisodeAgent):
     async def open(self, host: AgentHost) -> None:
         """Starts the endpoint."""
         self.host, self._marks = host, EpisodeMarks(host.folder)
-        self.settings = session_settings(self, host, schemas=SchemaUse(self.schema))
+        self.settings = replace(
+            session_settings(self, host, schemas=SchemaUse(self.schema)),
+            unserved=Unserved(self.unserved),
+        )
         tls = self._listens_by_tls
         self._listener = await HttpListener(
             endpoint_app(self.registry),
@@ -256,6 +264,8 @@ def session_settings(
         renderer=renderer,
         form=form,
         decode=decode,
+        encode=lambda text: list(tokenizer(text).input_ids),
+        num_ids=len(tokenizer) if hasattr(tokenizer, "__len__") else None,
         end_ids=host.end_ids,
         match=MessageMatch(agent.match),
         max_calls=agent.max_calls,

@@ -150,12 +150,7 @@ async def finished_episode(
         outcome = replace(outcome, problem=outcome.doubt.what)
     used = [seat for seat in seats if seat.session.last_node() is not None]
     if not used:
-        problem = outcome.problem or "it made no request"
-        raise RolloutError(
-            f"{problem}: the agent ended without an answer of the policy",
-            where=f"episode {task.id}",
-            fix="see its log; it must use the base URL and the key that it is given",
-        )
+        raise _no_answer(task, seats, outcome.problem)
     if outcome.doubt is not None and not task.is_doubtful:
         raise outcome.doubt
     if unknown := sorted(set(outcome.rewards) - {seat.role for seat in seats}):
@@ -197,22 +192,56 @@ async def finished_episode(
 
 
 def _answered(seats: Sequence[EpisodeSeat]) -> Iterator[AnsweredRequest]:
-    numbers, lengths = dict[int, int](), dict[int, int]()  # lengths: tokens up to an answer's last
-    for role, node in ((seat.role, node) for seat in seats for node in seat.session.tree.nodes):
-        before = len(node.observed) + (0 if node.parent is None else lengths[id(node.parent)])
-        numbers[id(node)], lengths[id(node)] = len(numbers), before + len(node.answer.tokens)
+    nodes = [(seat.role, node) for seat in seats for node in seat.session.tree.nodes]
+    numbers = {id(node): number for number, (_, node) in enumerate(nodes)}
+    lengths: dict[int, int] = {}  # tokens up to an answer's last
+    for role, node in nodes:
+        for each in node.line:
+            if id(each) not in lengths:
+                before = 0 if each.parent is None else lengths[id(each.parent)]
+                lengths[id(each)] = before + len(each.observed) + len(each.answer.tokens)
+        tokens = len(node.answer.tokens)
         yield AnsweredRequest(
             id=node.id,
             role=role,
-            continues=None if node.parent is None else numbers[id(node.parent)],
+            continues=None if node.parent is None else numbers.get(id(node.parent)),
             messages=node.num_messages,
-            prompt_tokens=before,
-            tokens=len(node.answer.tokens),
+            prompt_tokens=lengths[id(node)] - tokens,
+            tokens=tokens,
             stopped=node.answer.stopped,
             read=node.delivered,
             calls=tuple(call.name for call in node.message.tool_calls),
             reward=node.reward,
         )
+
+
+def _no_answer(task: EpisodeTask, seats: Sequence[EpisodeSeat], problem: str) -> RolloutError:
+    """Returns the error of an episode in which no answer of the policy has reached the agent."""
+    asked = sum(seat.session.num_calls() for seat in seats)
+    unread = sum(int(seat.session.figures()["unread_answers"]) for seat in seats)
+    if unread:
+        what = f"{_many(unread, 'answer')} of the policy {_was(unread)} not read"
+        fix = "see its log: it left before an answer had reached it, or its time was too short"
+    elif asked:
+        what = f"it made {_many(asked, 'request')}, and none was answered"
+        fix = "see its log for the errors that it got, or its time limit"
+    else:
+        what = "it made no request"
+        fix = "see its log; it must use the base URL and the key that it is given"
+    before = f"{problem}: " if problem else ""
+    return RolloutError(
+        f"{before}the agent ended without an answer of the policy: {what}",
+        where=f"episode {task.id}",
+        fix=fix,
+    )
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _was(count: int) -> str:
+    return "was" if count == 1 else "were"
 
 
 def _own_reward(seat: EpisodeSeat, outcome: AgentOutcome) -> float | None:

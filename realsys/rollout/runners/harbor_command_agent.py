@@ -142,7 +142,7 @@ class HarborCommandAgent(HarborCommandArguments, EndpointAgent):
         instruction = directory.instruction.strip().replace("\0", "")
         short = {"REALSYS_INSTRUCTION": instruction} if len(instruction) <= _MOST_VARIABLE else {}
         return {
-            **agent_environment(seats),
+            **agent_environment(seats, {}),
             **short,
             "REALSYS_INSTRUCTION_FILE": INSTRUCTION,
             **self.env,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from realsys.api.agent import AgentHost, DoubtfulEnd, EpisodeTask
 from realsys.api.errors import RolloutError, WaitTimeout
@@ -23,6 +25,7 @@ from realsys.rollout.runners.episode_outcome import (
 )
 from realsys.rollout.runners.host_process import HostProcess
 from realsys.rollout.runners.hosts.function_host import BLOCKED_S
+from realsys.rollout.runners.proxy_exceptions import proxy_exceptions
 from realsys.runtime.first_error import all_of
 
 HOSTS = Path(hosts.__file__).parent
@@ -44,22 +47,26 @@ class HostedAgent(HostedArguments, EndpointAgent):
         """Names in messages what the episodes are played by."""
         return self.program
 
+    def process_environment(self) -> dict[str, str]:
+        """Returns the variables that the processes get besides the worker's own."""
+        trusted = {} if self.certificate is None else {"SSL_CERT_FILE": str(self.certificate)}
+        return {
+            **proxy_exceptions(os.environ, urlsplit(self.url).hostname or ""),
+            BLOCKED_S: str(self.blocked_s),
+            **trusted,
+            **self.env,
+        }
+
     async def open(self, host: AgentHost) -> None:
         """Starts the endpoint; the processes start with the first episodes."""
         await super().open(host)
         argv = [self.python or sys.executable, str(HOSTS / self.program), *self.arguments()]
-        trusted = {} if self.certificate is None else {"SSL_CERT_FILE": str(self.certificate)}
         self._hosts = [
             HostProcess(
                 argv,
                 name=f"agent host {number} of {host.name}",
                 log=host.folder / f"host-{number}.log",
-                env={
-                    "NO_PROXY": "127.0.0.1,localhost",
-                    BLOCKED_S: str(self.blocked_s),
-                    **trusted,
-                    **self.env,
-                },
+                env=self.process_environment(),
                 cwd=Path.cwd(),
                 blocked_s=self.blocked_s,
             )

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from realsys.api.agent import Answer
+from realsys.api.agent import Answer, AnswerSoFar
 from realsys.api.model import GenerationHyperparameters
 from realsys.transport.generation_messages import Finish, GenerateRequest, GenerateResult, Sampling
 
@@ -58,7 +59,11 @@ class AnswerSettings:
 
 @dataclass(kw_only=True)
 class PartialAnswer:
-    """Tokens of an answer that were generated so far."""
+    """Tokens of an answer that were generated so far.
+
+    Attributes:
+        answer_prefix: so many of ``tokens`` were there before, and nothing else is known of them.
+    """
 
     prompt: Sequence[int]
     limit: int
@@ -71,6 +76,26 @@ class PartialAnswer:
     kept: list[bytes] = field(default_factory=list)
     ended: bool = False
     stopped: bool = False
+    answer_prefix: int = 0
+    context_length: int = 0
+
+    @classmethod
+    def to(
+        cls, tokens: Sequence[int], *, answer_prefix: int = 0, limit: int, **how: Any
+    ) -> PartialAnswer:
+        """Begins an answer to ``tokens``, the last ``answer_prefix`` of which are its own."""
+        prompt, own = tuple(tokens), list[int]()
+        if answer_prefix:
+            prompt, own = prompt[:-answer_prefix], list(prompt[-answer_prefix:])
+        is_whole = answer_prefix > 0 and answer_prefix >= limit
+        return cls(
+            prompt=prompt,
+            tokens=own,
+            answer_prefix=answer_prefix,
+            limit=limit,
+            ended=is_whole,
+            **how,
+        )
 
     def take(self, result: GenerateResult, *, asked: int) -> None:
         """Adds the result of a request for ``asked`` tokens. An aborted one leaves the answer
@@ -81,18 +106,29 @@ class PartialAnswer:
         self.versions += result.versions
         self.kept += result.kept
         self.stopped = result.finish is Finish.STOP
+        self.context_length = result.context_length
         # LENGTH with fewer tokens than requested: the model's context is full.
         short = result.finish is Finish.LENGTH and len(result.output_ids) < asked
         self.ended = self.stopped or short or len(self.tokens) >= self.limit
 
     def answer(self) -> Answer:
-        """Returns the answer in the form that agents get."""
+        """Returns the answer in the form that agents get, without the prefix that was there before."""
         return Answer(
-            tokens=tuple(self.tokens),
+            tokens=tuple(self.tokens[self.answer_prefix :]),
             logprobs=tuple(self.logprobs),
             versions=tuple(self.versions),
             kept=tuple(self.kept),
             stopped=self.stopped,
+            context_length=self.context_length,
+        )
+
+    def so_far(self) -> AnswerSoFar:
+        """Returns what is there now, without the prefix that was there before."""
+        return AnswerSoFar(
+            tokens=self.tokens[self.answer_prefix :] if self.answer_prefix else self.tokens,
+            logprobs=self.logprobs,
+            versions=self.versions,
+            kept=self.kept,
         )
 
 

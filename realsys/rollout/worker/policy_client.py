@@ -122,8 +122,9 @@ class EpisodeAsk:
         stop: Sequence[str] = (),
         on_tokens: Callable[[Sequence[int]], None] | None = None,
         grammar: str = "",
+        answer_prefix: int = 0,
     ) -> Answer:
-        """Generates the policy's answer to ``tokens``.
+        """Generates the policy's answer to ``tokens``, or its rest.
 
         Raises:
             WaitTimeout: it got no token in ``timeout_s``; names what it waited for.
@@ -132,8 +133,9 @@ class EpisodeAsk:
         settings = self._caller.settings
         turn, self._turn = self._turn, self._turn + 1
         id_ = seed_id(self._ticket.id, self._number)
-        part = PartialAnswer(
-            prompt=tuple(tokens),
+        part = PartialAnswer.to(
+            tokens,
+            answer_prefix=answer_prefix,
             limit=settings.limit(limit),
             seed=row_seed(settings.base_seed, id_, self._index, turn),
             stop=tuple(stop),
@@ -154,7 +156,7 @@ class EpisodeAsk:
             number += 1
             tick()
             if on_tokens is not None:
-                on_tokens(part.tokens)
+                on_tokens(part.so_far())
         return part.answer()
 
     async def trouble(self) -> str:

@@ -65,7 +65,10 @@ def every_part(places: list[tuple[str, int, int]], processes: int) -> Iterator[A
 
 def shares(counts: Counter[str]) -> dict[str, Any]:
     """What the result tells of one family, or of one kind of tokens."""
-    names = ("histories", "requests", "refused", "failed", "trained", "retokenised")
+    names = (
+        *("histories", "requests", "refused", "failed", "trained", "retokenised"),
+        *("left in the middle", "gone on with a part"),
+    )
     return {
         **{name: counts[name] for name in names},
         "naive": {

@@ -117,6 +117,7 @@ def test_an_answer_ends_where_the_models_positions_do(
 
     answer = asyncio.run(main())
     assert (len(answer.output_ids), answer.finish) == (expected, Finish.LENGTH)
+    assert answer.context_length == (0 if expected else 256)
 
 
 @pytest.mark.parametrize(

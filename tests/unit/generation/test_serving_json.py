@@ -158,6 +158,7 @@ def test_an_answer_comes_as_it_was_made(
         prompt_tokens=3,
         cached_tokens=2,
         kept=[] if kept is None else [kept] * len(ids),
+        context_length=0 if ids else 7,
     )
     data = msgspec.json.encode(answer_json(answer, seconds=0.5))
     assert read_answer(data, rid="other") == answer

@@ -401,6 +401,8 @@ REVIEWED: dict[str, str] = {
     "realsys/rewards/sandbox/node_support.py:node_support": _OURS,
     "realsys/rewards/sandbox/sandbox.py:_ForkServer.__init__": _OURS,
     "realsys/rollout/agents/tool_use.py:ToolUse.__post_init__": "only tries whether it is a pattern",
+    "realsys/rollout/conversation/reply_grammar.py:_Rules.pattern": "of a client, of bounded length",
+    "realsys/rollout/dialects/held_replies.py:_schema": "one JSON value of a client's request",
     "realsys/rollout/endpoint/endpoint_app.py:_KEY": "of a header, of at most 256 characters",
     "realsys/rollout/environments/mcp_http.py:FaultsAsAnswers.handle_async_request": _OURS,
     "realsys/rollout/environments/mcp_http.py:_object": "one JSON value",

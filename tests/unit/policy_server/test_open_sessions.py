@@ -6,8 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import aiohttp
 import golden
 import pytest
+from chat_families import FAMILIES
+from fuzzed_history import session_of
 
 from realsys.api.errors import WorkerLost
 from realsys.generation.http.served_engine import EngineAnswer
@@ -16,8 +19,10 @@ from realsys.policy_server.open_sessions import OpenSessions
 from realsys.rollout.conversation.answer_forms import form_of_template
 from realsys.rollout.conversation.episode_session import ContextFull, SessionSettings
 from realsys.rollout.dialects.error_bodies import openai_error
+from realsys.rollout.endpoint.endpoint_app import answering_app
 from realsys.rollout.endpoint.session_registry import NoRoom, UnknownKey
 from realsys.transport.generation_messages import Finish, GenerateRequest
+from realsys.transport.http_listener import HttpListener
 
 
 class ScriptedEngine:
@@ -141,3 +146,67 @@ def test_a_full_context_has_the_code_that_clients_look_for() -> None:
     assert (told["code"], told["type"], told["param"]) == (
         *("context_length_exceeded", "invalid_request_error", "messages"),
     )
+
+
+class EndlessEngine(ScriptedEngine):
+    """Never ends an answer."""
+
+    async def generate(
+        self, request: GenerateRequest, *, stream: bool
+    ) -> AsyncIterator[EngineAnswer]:
+        self.asked.append(request)
+        count = 0
+        try:
+            while True:
+                await asyncio.sleep(0.001)
+                count += 1
+                if stream:
+                    ids = list(range(count))
+                    yield EngineAnswer(
+                        rid=request.rid, output_ids=ids, logprobs=[-1.0] * count, versions=ids
+                    )
+        finally:
+            self.num_left += 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "1"}]}),
+        ("/v1/responses", {"input": "1"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "1"}], "max_tokens": 9}),
+        ("/v1/completions", {"prompt": "1"}),
+        ("/openai/deployments/any/completions", {"prompt": "1"}),
+    ],
+)
+def test_a_client_that_leaves_ends_its_answer_and_gives_its_place_back(
+    path: str, body: dict[str, Any], stream: bool
+) -> None:
+    async def main() -> None:
+        engine = EndlessEngine()
+        family = FAMILIES["chatml"]
+        settings = session_of(family, None).settings  # type: ignore[arg-type]
+        opened = OpenSessions(settings, lambda: policy(engine), key="sk-1", max_requests=1)
+        app = answering_app(opened)
+        listener = await HttpListener(app, name="test", tls=False).start()
+        try:
+            async with aiohttp.ClientSession() as http:
+                asked = {"json": {**body, "stream": stream}, "headers": {"api-key": "sk-1"}}
+                waiting = asyncio.create_task(http.post(listener.url + path, **asked))
+                while not engine.asked:
+                    await asyncio.sleep(0.001)
+                if stream:
+                    got = await waiting
+                    await got.content.readany()
+                    got.close()
+                waiting.cancel()
+                await asyncio.gather(waiting, return_exceptions=True)
+                while not engine.num_left:
+                    await asyncio.sleep(0.001)
+                with opened.place("sk-1"):
+                    pass
+        finally:
+            await listener.stop()
+
+    asyncio.run(asyncio.wait_for(main(), 120))

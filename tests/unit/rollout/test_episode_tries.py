@@ -384,7 +384,8 @@ def seat(*answers: object) -> Any:
         last_node=lambda: node if answers else None,
         reward=None,
         sequences=lambda *, reward: [sequence.trajectory(reward=reward, truncated=False)],
-        figures=lambda: {"calls": 1.0},
+        figures=lambda: {"calls": 1.0, "unread_answers": 0.0},
+        num_calls=lambda: len(answers),
         tree=AnswerTree(),
     )
     return SimpleNamespace(role="", session=session)
@@ -411,7 +412,7 @@ def test_a_killed_agent_gets_the_failed_reward_the_second_time() -> None:
     assert (episode.was_doubtful, episode.problem) == (True, "killed by SIGKILL")
 
 
-@pytest.mark.parametrize("written", ["", "nan", "[1]", "1 2"])
+@pytest.mark.parametrize("written", ["nan", "[1]", "1 2"])
 def test_a_malformed_reward_is_a_doubtful_end(written: str, tmp_path: Any) -> None:
     path = tmp_path / "reward"
     path.write_text(written)

@@ -401,6 +401,21 @@ def test_a_server_without_room_for_more_ends_the_answer_as_cut():
     assert not part.stopped
 
 
+def test_an_answer_that_was_begun_goes_on_within_the_limit_of_the_whole() -> None:
+    part = PartialAnswer.to((*PROMPT, 7, 8), answer_prefix=2, limit=6, seed=0, grammar="start: any")
+    gconfig = GenerationHyperparameters(max_new_tokens=50)
+    config = AnswerSettings(gconfig=gconfig, end_ids=frozenset({2}), base_seed=1)
+    request = next_request(part, config, rid="r")
+    assert request.input_ids == (*PROMPT, 7, 8)
+    assert (request.sampling.max_new_tokens, request.sampling.position) == (4, 2)
+    part.take(result(4, finish=Finish.LENGTH), asked=4)
+    assert part.ended
+    assert len(part.so_far()) == 4
+    assert part.so_far().first(4) == part.answer()
+    assert len(part.answer().tokens) == len(part.answer().logprobs) == 4
+    assert PartialAnswer.to((*PROMPT, 7, 8), answer_prefix=2, limit=2, seed=0).ended
+
+
 def test_errors_of_the_manager_are_not_taken_for_a_servers():
     class Broken(World):
         async def call(self, body: Any, **_: Any) -> Any:

@@ -18,6 +18,7 @@ from realsys.api.agent import Answer
 from realsys.api.errors import DataError, RemoteError
 from realsys.config import extras
 from realsys.rollout.conversation import episode_session
+from realsys.rollout.conversation.answer_forms import ANSWER_FORMS
 from realsys.rollout.conversation.chat_messages import (
     ChatMessage,
     ChatRequest,
@@ -563,6 +564,19 @@ def test_the_first_request_is_told() -> None:
     run(episode())
 
 
+def test_a_tool_without_parameters_is_called_in_every_form() -> None:
+    async def episode() -> None:
+        written = "<tool_call>\n<function=now>\n</function>\n</tool_call>"
+        for more in ({}, {"parameters": None}, {"parameters": {}}):
+            session, _ = scripted(written + END)
+            session.settings = replace(session.settings, form=ANSWER_FORMS["qwen3_coder"])
+            tool = {"type": "function", "function": {"name": "now", **more}}
+            (call,) = (await ask(session, user("1"), tools=(tool,))).replies[0].message.tool_calls
+            assert (call.name, call.arguments) == ("now", "{}")
+
+    run(episode())
+
+
 # ---- schemas
 
 
@@ -587,6 +601,33 @@ def test_a_schema_is_refused_ignored_or_given_to_the_engine() -> None:
             result = await ask(session, user("1"), schema=SCHEMA)
             assert result.replies[0].message.content == '{"n": 1}'
             assert ("%json" in policy.wishes[0]["grammar"]) is (use is SchemaUse.ENFORCE)
+
+    run(episode())
+
+
+def test_what_must_be_held_and_some_of_the_tools_are_held_or_refused() -> None:
+    async def episode() -> None:
+        asked: tuple[dict[str, Any], ...] = (
+            {"pattern": "[0-9]", "schema_field": "guided_regex", "must_hold": True},
+            {"choices": ("1",), "schema_field": "guided_choice", "must_hold": True},
+            {"schema": {"const": 1}, "schema_field": "guided_json", "must_hold": True},
+            {"tools": TOOLS, "allowed_tools": (TOOLS[0]["function"]["name"],)},
+        )
+        for use in SchemaUse:
+            for fields in asked:
+                session, policy = with_schemas(use, f"1{END}")
+                where = fields.get("schema_field", "tool_choice")
+                if use is SchemaUse.ENFORCE:
+                    await ask(session, user("1"), **fields)
+                    assert policy.wishes[0]["grammar"]
+                elif use is SchemaUse.IGNORE and where == "tool_choice":
+                    await ask(session, user("1"), **fields)
+                    assert policy.wishes[0]["grammar"] == ""
+                else:
+                    with pytest.raises(DataError) as caught:
+                        await ask(session, user("1"), **fields)
+                    assert caught.value.where == where
+                    assert "schema=enforce" in caught.value.fix
 
     run(episode())
 

@@ -18,7 +18,13 @@ from realsys.rollout.conversation.chat_messages import (
     ToolCall,
     ToolChoice,
 )
-from realsys.rollout.dialects import anthropic_messages, chat_completions, model_list, responses_api
+from realsys.rollout.dialects import (
+    anthropic_messages,
+    chat_completions,
+    model_list,
+    responses_api,
+    text_completions,
+)
 from realsys.rollout.dialects.dialect import DIALECTS
 from realsys.rollout.dialects.server_sent_events import encoded
 
@@ -115,6 +121,22 @@ def test_logprobs_are_sent_if_they_were_asked_for() -> None:
     assert [entry["bytes"] for entry in message["content"][0]["logprobs"]] == [[195, 169], []]
     (unasked,) = chat_completions.body(result(reply), REQUEST)["choices"]
     assert unasked["logprobs"] is None
+
+
+def test_tokens_are_told_if_they_were_asked_for() -> None:
+    reply = ChatReply(
+        message=TEXT.message, finish=FinishReason.STOP, token_ids=(7, 8), prompt_ids=(1, 2)
+    )
+    told = chat_completions.body(result(reply), ChatRequest(messages=USER, token_ids=True))
+    assert told["prompt_token_ids"] == [1, 2]
+    assert told["choices"][0]["token_ids"] == [7, 8]
+    assert "prompt_token_ids" not in chat_completions.body(result(reply), REQUEST)
+    encoder = chat_completions.stream(ChatRequest(messages=USER, token_ids=True))
+    events = (encoder.opening("r1", 1, "m") + encoder.closing(result(reply))).split(b"\n\n")
+    chunks = [json.loads(event[6:]) for event in events if event and event != b"data: [DONE]"]
+    ids = [chunk["choices"][0].get("token_ids", []) for chunk in chunks]
+    assert [t for some in ids for t in some] == [7, 8]
+    assert chunks[-1]["prompt_token_ids"] == [1, 2]
 
 
 def test_a_response() -> None:
@@ -257,6 +279,21 @@ WRONG = DataError("there is no message", where="messages[0].content", fix="send 
 LOST = ClusterError("no server answers", where="node 7:/secret/path", fix="try again")
 
 
+def test_a_sentence_that_has_its_stop_gets_no_second_one() -> None:
+    error = DataError("the limit is exceeded.", where="/v1/responses", fix="send less")
+    told = "the limit is exceeded. Fix: send less"
+    assert chat_completions.error(error, 413)["error"]["message"] == told
+    assert anthropic_messages.error(error, 413)["error"]["message"] == told
+
+
+def test_a_body_of_another_encoding_is_told_by_its_place() -> None:
+    body = '{"messages": [{"role": "user", "content": "café"}]}'.encode("latin-1")
+    with pytest.raises(DataError) as caught:
+        chat_completions.read(body, {})
+    assert caught.value.where == "body"
+    assert f"byte 0xe9 at place {body.index(0xE9)}" in caught.value.what
+
+
 def test_an_openai_error_names_the_field() -> None:
     assert chat_completions.error(WRONG, 400) == {
         "error": {
@@ -310,5 +347,9 @@ def test_lists_of_models() -> None:
 
 
 def test_every_path_has_its_dialect() -> None:
-    assert list(DIALECTS) == ["/v1/chat/completions", "/v1/responses", "/v1/messages"]
-    assert list(DIALECTS.values()) == [chat_completions, responses_api, anthropic_messages]
+    assert {
+        "/v1/chat/completions": chat_completions,
+        "/v1/completions": text_completions,
+        "/v1/responses": responses_api,
+        "/v1/messages": anthropic_messages,
+    } == DIALECTS

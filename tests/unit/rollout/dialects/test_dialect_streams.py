@@ -68,11 +68,16 @@ def test_reasoning_that_is_known_late_comes_after_the_text(api: str) -> None:
 
 def test_an_anthropic_stream_opens_with_an_empty_message() -> None:
     encoder = anthropic_messages.stream(REQUEST)
-    ((_, opening),) = events(encoder.opening("r1", 0, "policy"))
+    ((_, opening),) = events(encoder.opening("r1", 0, "policy", num_prompt_tokens=9, num_cached=4))
     message = opening.pop("message")
     assert opening == {"type": "message_start"}
     assert (message["role"], message["content"], message["stop_reason"]) == ("assistant", [], None)
-    assert message["usage"] == {"input_tokens": 0, "output_tokens": 0}
+    assert message["usage"] == {
+        "input_tokens": 5,
+        "output_tokens": 0,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 4,
+    }
 
 
 def test_two_replies_are_streamed_side_by_side() -> None:

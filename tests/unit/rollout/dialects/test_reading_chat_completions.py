@@ -98,7 +98,9 @@ def test_numbers_and_switches() -> None:
         top_logprobs=0,
         stream=True,
         stream_options={"include_usage": True},
+        return_token_ids=True,
     )
+    assert request.token_ids
     assert (request.model, request.n, request.max_tokens) == ("policy", 3, 7)
     assert (request.stop, request.logprobs) == (("END",), True)
     assert (request.stream, request.stream_usage) == (True, True)
@@ -314,7 +316,6 @@ def test_the_last_message_goes_on_where_the_client_says_so(
             {"messages": [HI, {**BEGUN, "partial": True}], "continue_final_message": False},
             "continue_final_message",
         ),
-        ({"guided_json": {"type": "object"}}, "guided_json"),
         ({"grammar": "root ::= x"}, "grammar"),
         ({"max_new_tokens": 5}, "max_new_tokens"),
         ({"n_predict": 0}, "n_predict"),
@@ -322,10 +323,11 @@ def test_the_last_message_goes_on_where_the_client_says_so(
         ({"include_reasoning": False}, "include_reasoning"),
         ({"thinking_budget": 5}, "thinking_budget"),
         ({"echo": True}, "echo"),
-        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
         ({"chat_template": "{{ messages }}"}, "chat_template"),
         ({"documents": [{"text": "a"}]}, "documents"),
-        ({"return_token_ids": True}, "return_token_ids"),
+        ({"return_hidden_states": True}, "return_hidden_states"),
+        ({"add_special_tokens": True}, "add_special_tokens"),
+        ({"n_probs": 3}, "n_probs"),
         ({"skip_special_tokens": True}, "skip_special_tokens"),
     ],
 )
@@ -335,7 +337,10 @@ def test_what_would_be_ignored_is_refused(fields: dict[str, Any], where: str) ->
 
 def test_what_changes_nothing_is_taken() -> None:
     plain = read()
-    assert read(guided_json=None, return_token_ids=False, documents=[]) == plain
+    assert read(guided_json=None, guided_regex="", guided_choice=[]) == plain
+    assert read(structured_outputs={"regex": None, "disable_any_whitespace": True}) == plain
+    assert read(add_special_tokens=False) == plain
+    assert read(return_token_ids=False, documents=[]) == plain
     assert read(skip_special_tokens=False, chat_template_kwargs={}) == plain
     assert read(include_reasoning=True, truncate_prompt_tokens=-1, echo=False) == plain
     assert read(ignore_eos=True, stop_token_ids=[3]).sampling == {

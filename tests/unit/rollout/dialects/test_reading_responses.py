@@ -152,7 +152,8 @@ def test_arguments_and_hints_of_the_template() -> None:
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
         ({"tools": [WEATHER, {"type": "custom", "name": "patch"}]}, "tools[1]"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
-        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+        ({"tool_choice": {"type": "mcp", "server_label": "x"}}, "tool_choice"),
+        ({"return_token_ids": True}, "return_token_ids"),
         ({"text": {"format": "json"}}, "text.format"),
         ({"max_output_tokens": -1}, "max_output_tokens"),
         (

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import aiohttp
@@ -17,9 +19,17 @@ from fuzzed_history import session_of
 from passing_time import pass_time
 from scripted_policy import END, ScriptedPolicy
 
+from realsys.api.agent import Answer
 from realsys.api.errors import RemoteError, WaitTimeout
+from realsys.rollout.conversation.chat_messages import Unserved
 from realsys.rollout.conversation.episode_session import EpisodeSession
-from realsys.rollout.endpoint.endpoint_app import BODY_S, MAX_BODY_BYTES, endpoint_app
+from realsys.rollout.dialects import chat_completions
+from realsys.rollout.endpoint.endpoint_app import (
+    BODY_S,
+    LARGE_BODY_BYTES,
+    MAX_BODY_BYTES,
+    endpoint_app,
+)
 from realsys.rollout.endpoint.session_registry import (
     NoRoom,
     SessionRegistry,
@@ -29,6 +39,7 @@ from realsys.transport.http_listener import SILENCE_S, HttpListener
 
 ADMIN = "sk-admin-1"
 QUESTION = {"messages": [{"role": "user", "content": "1"}]}
+FULL = {"openai": "This model's maximum context length is ", "anthropic": "prompt is too long: "}
 GONE = RemoteError("the server is gone", where="server", fix="ask again")
 
 
@@ -118,19 +129,56 @@ async def until(is_so: Callable[[], Any]) -> None:
             await asyncio.sleep(0.005)
 
 
+def events_of(text: str) -> list[Any]:
+    """The data of server-sent events."""
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+def chat_text(events: list[Any]) -> str:
+    return "".join(c["delta"].get("content") or "" for e in events for c in e["choices"])
+
+
+def response_text(events: list[Any]) -> str:
+    return "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta")
+
+
+def anthropic_text(events: list[Any]) -> str:
+    deltas = [e["delta"] for e in events if e["type"] == "content_block_delta"]
+    return "".join(d.get("text", "") for d in deltas)
+
+
+def completion_text(events: list[Any]) -> str:
+    return "".join(c["text"] for e in events for c in e["choices"])
+
+
+STREAMS = {
+    "/v1/completions": ({"prompt": "1", "max_tokens": 50}, completion_text),
+    "/v1/chat/completions": (QUESTION, chat_text),
+    "/v1/responses": ({"input": "1"}, response_text),
+    "/v1/messages": ({**QUESTION, "max_tokens": 50}, anthropic_text),
+}
+
+
 # ---- keys
 
 
 def test_a_key_is_taken_from_the_path_or_either_kind_of_header() -> None:
     async def test(at: Endpoint) -> None:
-        key, _, policy = at.session(*[f"hi{END}"] * 5)
+        key, _, policy = at.session(*[f"hi{END}"] * 7)
         in_path = f"/sessions/{key}/v1/chat/completions"
         assert (await at.post("/v1/chat/completions", QUESTION, key))[0] == 200
         assert (await at.post("/v1/chat/completions", QUESTION, x_api_key=key))[0] == 200
         assert (await at.post(in_path, QUESTION))[0] == 200
         assert (await at.post(in_path, QUESTION, "sk-of-the-client"))[0] == 200
         assert (await at.post("/chat/completions", QUESTION, key))[0] == 200  # /v1 left out
-        assert len(policy.contexts) == 5
+        for azure in (
+            "/openai/deployments/any/chat/completions?api-version=1",
+            "/openai/v1/responses",
+        ):
+            body = {"input": "1"} if azure.endswith("responses") else QUESTION
+            assert (await at.post(azure, body, api_key=key))[0] == 200
+        assert len(policy.contexts) == 7
         for path, sent in (
             ("/v1/chat/completions", {}),
             ("/v1/chat/completions", {"key": "sk-sess-other"}),
@@ -138,9 +186,10 @@ def test_a_key_is_taken_from_the_path_or_either_kind_of_header() -> None:
             ("/v1/chat/completions", {"Authorization": f"Basic {key}"}),
             ("/sessions/other/v1/chat/completions", {"key": key}),
             ("/v1/chat/completions", {"key": ADMIN}),
+            ("/openai/deployments/any/chat/completions", {"api_key": "sk-sess-other"}),
         ):
             assert (await at.post(path, QUESTION, **sent))[0] == 401, (path, sent)
-        assert len(policy.contexts) == 5
+        assert len(policy.contexts) == 7
 
     over_http(test)
 
@@ -331,6 +380,70 @@ def test_a_refusal_says_what_is_wrong_and_where_and_what_to_do(
     over_http(test)
 
 
+@pytest.mark.parametrize("path", STREAMS)
+@pytest.mark.parametrize(("length", "wanted"), [(4, 7), (4, None), (0, 7)])
+def test_a_full_context_is_told_in_the_words_that_clients_look_for(
+    path: str, length: int, wanted: int | None
+) -> None:
+    async def test(at: Endpoint) -> None:
+        full = Answer(tokens=(), logprobs=(), versions=(), stopped=False, context_length=length)
+        key, _, policy = at.session(full)
+        field = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+        body = {k: v for k, v in STREAMS[path][0].items() if k != field}
+        if path == "/v1/messages":
+            body[field] = wanted or 50
+        elif wanted:
+            body[field] = wanted
+        status, said, _ = await at.post(path, {**body, "stream": True}, key)
+        error, prompt = said["error"], len(policy.contexts[0])
+        assert (status, error["type"]) == (400, "invalid_request_error")
+        numbers = [int(n) for n in re.findall(r"\d+", error["message"])]
+        if path == "/v1/messages":
+            assert error["message"].startswith(FULL["anthropic"])
+            assert numbers == ([prompt, length] if length else [prompt + 1, prompt])
+        else:
+            assert error["code"] == "context_length_exceeded"
+            assert error["message"].startswith(FULL["openai"])
+            most, least = length or prompt, 16 if path == "/v1/completions" else 1
+            answer = wanted or least
+            assert numbers == [most, prompt + answer, prompt, answer]
+        assert ". Fix: " in error["message"]
+
+    over_http(test)
+
+
+@pytest.mark.parametrize(
+    ("path", "prefix"),
+    [
+        ("/v1/chat/completions", "chatcmpl-"),
+        ("/v1/completions", "cmpl-"),
+        ("/v1/responses", "resp_"),
+        ("/v1/messages", "msg_"),
+    ],
+)
+def test_ids_and_counts_are_those_of_the_api_from_a_streams_beginning(
+    path: str, prefix: str
+) -> None:
+    async def test(at: Endpoint) -> None:
+        key, session, policy = at.session(f"hi{END}", f"hi{END}")
+        whole = (await at.post(path, STREAMS[path][0], key))[1]
+        async with at.http.post(
+            at.url + path,
+            json={**STREAMS[path][0], "stream": True},
+            headers={"x-api-key": key},
+        ) as got:
+            first = events_of(await got.text())[0]
+        begun = first.get("message") or first.get("response") or first
+        assert whole["id"].startswith(f"{prefix}e-0")
+        assert begun["id"].startswith(f"{prefix}e-1")
+        assert [n.id for n in session.tree.nodes] == [whole["id"], begun["id"]]
+        if path == "/v1/messages":
+            assert begun["usage"]["input_tokens"] == len(policy.contexts[1])
+            assert begun["usage"] | {"output_tokens": 3} == whole["usage"]
+
+    over_http(test)
+
+
 def test_a_wrong_path_is_told_the_right_one() -> None:
     async def test(at: Endpoint) -> None:
         _, said, _ = await at.post("/v1/chat/completion", QUESTION)
@@ -407,32 +520,6 @@ def test_an_idempotency_key_is_of_one_request() -> None:
 # ---- streams
 
 
-def events_of(text: str) -> list[Any]:
-    """The data of server-sent events."""
-    lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
-    return [json.loads(line) for line in lines if line != "[DONE]"]
-
-
-def chat_text(events: list[Any]) -> str:
-    return "".join(c["delta"].get("content") or "" for e in events for c in e["choices"])
-
-
-def response_text(events: list[Any]) -> str:
-    return "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta")
-
-
-def anthropic_text(events: list[Any]) -> str:
-    deltas = [e["delta"] for e in events if e["type"] == "content_block_delta"]
-    return "".join(d.get("text", "") for d in deltas)
-
-
-STREAMS = {
-    "/v1/chat/completions": (QUESTION, chat_text),
-    "/v1/responses": ({"input": "1"}, response_text),
-    "/v1/messages": ({**QUESTION, "max_tokens": 50}, anthropic_text),
-}
-
-
 @pytest.mark.parametrize("path", STREAMS)
 @pytest.mark.parametrize(
     "text", [f"hello 日本語 and more{END}", f"one STOP two{END}", "no end", END], ids=str
@@ -455,6 +542,32 @@ def test_a_stream_is_the_whole_answer(path: str, text: str) -> None:
         assert streamed == one.message.content == two.message.content
         assert json.dumps(streamed)[1:-1] in json.dumps(whole)
         assert (one.answer.tokens, one.delivered, two.delivered) == (two.answer.tokens, True, True)
+
+    over_http(test)
+
+
+def test_tokens_that_are_told_continue_the_answer_when_they_are_sent_back() -> None:
+    async def test(at: Endpoint) -> None:
+        key, session, policy = at.session(f"one{END}", f"two{END}", f"three{END}")
+        told = await at.ask(key, {**QUESTION, "return_token_ids": True})
+        tokens = told["prompt_token_ids"] + told["choices"][0]["token_ids"]
+        assert tokens == [*policy.contexts[0], *policy.tokens(f"one{END}")]
+        asked = {"prompt": [[*tokens, 9]], "return_token_ids": True}
+        _, said, _ = await at.post("/v1/completions", asked, key)
+        (choice,) = said["choices"]
+        assert (choice["text"], choice["prompt_token_ids"]) == ("two", [*tokens, 9])
+        asked["prompt"] = [*tokens, 9, *choice["token_ids"], 8]  # type: ignore[list-item]
+        async with at.http.post(
+            at.url + "/v1/completions",
+            json={**asked, "stream": True},
+            headers={"x-api-key": key},
+        ) as got:
+            events = events_of(await got.text())
+        (last,) = events[-1]["choices"]
+        assert last["token_ids"] == [*policy.tokens(f"three{END}")]
+        (made,) = session.sequences(reward=1.0)
+        assert list(made.tokens) == [*policy.contexts[2], *last["token_ids"]]
+        assert sum(made.from_policy) == 4 + 4 + 6  # letters and ends
 
     over_http(test)
 
@@ -533,26 +646,77 @@ def test_who_disconnects_and_asks_again_gets_the_same_answer(
     over_http(test)
 
 
-def test_a_stream_that_was_read_by_half_is_not_read() -> None:
+def starts_with(path: str, text: str) -> Callable[[str], bool]:
+    """Whether a stream so far has this text."""
+    text_of = STREAMS[path][1]
+
+    def has(begun: str) -> bool:
+        return text_of(events_of(begun[: begun.rfind("\n\n") + 2])).startswith(text)
+
+    return has
+
+
+async def leave(at: Endpoint, path: str, key: str, until_it_has: Callable[[str], bool]) -> None:
+    """Asks for a stream, reads it until it has so much, and closes the connection."""
+    async with at.http.post(
+        at.url + path, json={**STREAMS[path][0], "stream": True}, headers={"x-api-key": key}
+    ) as got:
+        begun = b""
+        while not until_it_has(begun.decode()):
+            begun += await got.content.readany()
+        got.close()
+
+
+@pytest.mark.parametrize("path", [path for path in STREAMS if path != "/v1/completions"])
+def test_who_leaves_a_stream_has_what_it_got_trained_and_goes_on_with_it(path: str) -> None:
     async def test(at: Endpoint) -> None:
-        halfway = asyncio.Event()
-        key, session, policy = at.session(f"hello world{END}", halfway=halfway)
-        body = {**QUESTION, "stream": True}
+        key, session, policy = at.session(f"hello world{END}", f"yes{END}", halfway=asyncio.Event())
+        await leave(at, path, key, starts_with(path, "hello "))
+        policy.halfway = None
+        said, more = {"role": "assistant", "content": "hello "}, {"role": "user", "content": "2"}
+        messages = [*QUESTION["messages"], said, more]
+        field = "input" if path == "/v1/responses" else "messages"
+        body = {**STREAMS[path][0], field: messages}
+        assert (await at.post(path, body, key))[
+            0
+        ] == 200  # at once: the leaving may not be noticed yet
+        begun = policy.contexts[0] + policy.tokens("hello ")
+        assert policy.contexts[1][: len(begun)] == begun
+        (made,) = session.sequences(reward=1.0)
+        assert sum(made.from_policy) == len("hello ") + len("yes") + 1
+        assert session.figures()["unread_answers"] == 0
+
+    over_http(test)
+
+
+@pytest.mark.parametrize("path", STREAMS)
+def test_who_leaves_a_stream_and_asks_again_gets_the_rest(path: str) -> None:
+    async def test(at: Endpoint) -> None:
+        key, session, policy = at.session(f"hello world{END}", f"you{END}", halfway=asyncio.Event())
+        await leave(at, path, key, starts_with(path, "hello "))
+        policy.halfway = None
         async with at.http.post(
-            at.url + "/v1/chat/completions", json=body, headers={"x-api-key": key}
+            at.url + path, json={**STREAMS[path][0], "stream": True}, headers={"x-api-key": key}
         ) as got:
-            await got.content.readany()
-            got.close()
+            assert STREAMS[path][1](events_of(await got.text())) == "hello you"
+        (made,) = session.sequences(reward=1.0)
+        assert sum(made.from_policy) == len("hello you") + 1
+
+    over_http(test)
+
+
+def test_who_has_left_before_a_whole_reply_was_written_has_not_read_it() -> None:
+    async def test(at: Endpoint) -> None:
+        key, session, policy = at.session(f"hello{END}", go=asyncio.Event())
+        waiting = asyncio.create_task(at.post("/v1/chat/completions", QUESTION, key))
+        await until(lambda: policy.contexts)
+        waiting.cancel()
         await until(lambda: not any(c.listeners for c in session._book.calls))
-        halfway.set()
+        assert policy.go is not None
+        policy.go.set()
         await until(lambda: session.tree.nodes)
         assert session.sequences(reward=1.0) == []
-        async with at.http.post(
-            at.url + "/v1/chat/completions", json=body, headers={"x-api-key": key}
-        ) as got:
-            assert chat_text(events_of(await got.text())) == "hello world"
-        assert len(policy.contexts) == 1
-        assert len(session.sequences(reward=1.0)) == 1
+        assert (session.num_calls(), session.figures()["unread_answers"]) == (1, 1.0)
 
     over_http(test)
 
@@ -578,8 +742,8 @@ def test_starting_a_session_needs_the_administrators_key() -> None:
         status, ended, _ = await at.post("/rl/end_session", {}, said["api_key"])
         assert (status, ended) == (200, {"session_id": "q-1", "reward": 0.5})
         assert at.source.ended == ["q-1"]
-        status, _, _ = await at.post("/rl/end_session", {}, said["api_key"])
-        assert status == 401  # and nothing has happened
+        status, again, _ = await at.post("/rl/end_session", {}, said["api_key"])
+        assert (status, again) == (200, ended)  # the first reply may have been lost
         assert at.source.ended == ["q-1"]
         assert (await at.post("/v1/chat/completions", QUESTION, said["api_key"]))[0] == 401
 
@@ -805,3 +969,52 @@ def test_a_head_that_cant_be_read_is_refused_and_fills_no_log(
     with caplog.at_level(logging.INFO):
         over_http(test)
     assert [record for record in caplog.records if record.exc_info] == []
+
+
+def test_what_is_left_out_is_logged_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
+    block = {"type": "image", "source": {"type": "url", "url": "u"}}
+    claude = {"messages": [{"role": "user", "content": [block]}]}
+    looked = {"messages": [{"role": "user", "content": [image, {"type": "text", "text": "1"}]}]}
+
+    async def test(at: Endpoint) -> None:
+        refusing, _, _ = at.session(f"no{END}")
+        status, said, _ = await at.post("/v1/chat/completions", looked, refusing)
+        assert (status, said["error"]["param"]) == (400, "messages[0].content[0]")
+        for script in ((f"yes{END}", f"so{END}"), (f"well{END}", f"no{END}")):
+            key, session, policy = at.session(*script)
+            session.settings = replace(session.settings, unserved=Unserved.DROP)
+            await at.ask(key, looked)
+            await at.ask(key)
+            assert "[image left out]1" in session.settings.decode(policy.contexts[0])
+            counted, _, _ = await at.post("/v1/messages/count_tokens", claude, key)
+            assert counted == 200
+            figures = session.figures()
+            assert (figures["left_out"], figures["calls"]) == (1.0, 2.0)
+        key, session, _ = at.session(f"yes{END}")
+        await at.ask(key)
+        assert "left_out" not in session.figures()
+
+    over_http(test)
+    lines = [r.getMessage() for r in caplog.records if "unserved=drop" in r.getMessage()]
+    assert [line.rpartition("=")[2] for line in lines] == ["image"]
+
+
+def test_a_large_body_is_read_beside_other_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[bool] = []
+    read = chat_completions.read
+
+    def noted(*args: Any, **more: Any) -> Any:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return read(*args, **more)
+
+    async def test(at: Endpoint) -> None:
+        key, _, _ = at.session(*[f"hi{END}"] * 2)
+        await at.ask(key)
+        schema = {"enum": ["x" * LARGE_BODY_BYTES]}  # ignored
+        await at.ask(key, {**QUESTION, "other": schema})
+        assert threads == [True, False]
+
+    monkeypatch.setattr(chat_completions, "read", noted)
+    over_http(test)

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import golden
 import pytest
+from scripted_policy import END, scripted
 
-from realsys.api.agent import DoubtfulEnd
-from realsys.api.errors import RolloutError
+from realsys.api.agent import DoubtfulEnd, EpisodeTask
+from realsys.api.errors import RemoteError, RolloutError
+from realsys.rollout.conversation.chat_messages import ChatMessage, ChatRequest
 from realsys.rollout.runners.command_agent import read_reward
-from realsys.rollout.runners.episode_outcome import outcome_of
+from realsys.rollout.runners.episode_outcome import (
+    AgentOutcome,
+    EpisodeAddress,
+    EpisodeSeat,
+    finished_episode,
+    outcome_of,
+)
 
 
 def test_rewards_answer_and_other_numbers_are_told_apart() -> None:
@@ -79,3 +90,48 @@ def test_reward_files_are_worth_what_an_outsider_takes_them_for(tmp_path: Path) 
         if found != OTHERWISE.get(content, row["value"]):
             others.append((row["name"], str(row["content"])[:40], row["value"], found))
     assert others == []
+
+
+def test_an_empty_reward_file_is_the_agents_failure(tmp_path: Path) -> None:
+    path = tmp_path / "reward"
+    for content in ("", " \n", "\ufeff"):
+        path.write_text(content)
+        outcome = read_reward(path, problem="")
+        assert outcome.reward is None
+        assert "empty" in outcome.problem
+        assert read_reward(path, problem="status 3").problem == "status 3"
+
+
+LOST = RemoteError("the server is gone", where="server", fix="ask again")
+
+
+@pytest.mark.parametrize(
+    ("script", "problem"),
+    [([], ""), ([LOST], ""), ([LOST] * 2, "it raised"), ([f"hi{END}"], ""), ([f"hi{END}"] * 2, "")],
+    ids=["no request", "not answered", "two not answered", "not read", "two not read"],
+)
+def test_an_episode_without_an_answer_is_told_by_what_happened(
+    script: list[Any], problem: str
+) -> None:
+    async def play() -> None:
+        session, _ = scripted(*script)
+        for number in range(len(script)):
+            asked = ChatRequest(messages=(ChatMessage(role="user", content=f"{number}"),))
+            with suppress(RemoteError):
+                async with session.call(asked) as live:
+                    await live.result()  # and it leaves before it is written
+        address = EpisodeAddress(base_url="", session_url="", key="k")
+        seat = EpisodeSeat(role="", session=session, address=address)
+        task = EpisodeTask(
+            id="0-1-0",
+            prompt=(),
+            record={},
+            ask=None,  # type: ignore[arg-type]
+            environment=None,  # type: ignore[arg-type]
+            tokenizer=None,
+        )
+        outcome = AgentOutcome(reward=0.5, problem=problem)
+        with golden.raises(RolloutError):
+            await finished_episode(task, [seat], outcome, failed_reward=0.0)
+
+    asyncio.run(play())
