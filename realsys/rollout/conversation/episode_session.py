@@ -21,7 +21,7 @@ from realsys.api.agent import Answer, Trajectory
 from realsys.api.basics.thoughts import THINK
 from realsys.api.errors import ConfigError, DataError, TrialError
 from realsys.generation.engine.token_grammar import grammar_fault
-from realsys.rollout.conversation.answer_forms import AnswerForm
+from realsys.rollout.conversation.answer_forms import AnswerForm, ParsedAnswer
 from realsys.rollout.conversation.answer_tree import AnswerNode, AnswerTree, sequences
 from realsys.rollout.conversation.call_book import CallBook, CallState, ChatCall
 from realsys.rollout.conversation.chat_messages import (
@@ -41,6 +41,9 @@ from realsys.rollout.conversation.message_matching import MessageMatch, path_key
 from realsys.rollout.conversation.reply_grammar import reply_grammar
 from realsys.rollout.conversation.stop_cut import before_stops, cut_at_stop
 from realsys.runtime.first_error import first_error
+
+_LAST_TOKENS = 16  # of a prompt, enough for a mark at its end
+_LONG_CHARACTERS = 16_384  # of an answer that is read beside the event loop
 
 OnTokens = Callable[[Sequence[int]], None]
 
@@ -159,6 +162,7 @@ class EpisodeSession:
     on_first_call: Callable[[], None] | None = None
     _book: CallBook[_Work] = field(default_factory=CallBook)
     _num_starts: int = 0
+    _num_unread_calls: int = 0  # texts that looked like calls and could not be read
     _asked: list[float] = field(default_factory=list)  # when, of answers that are on their way
 
     @asynccontextmanager
@@ -247,7 +251,7 @@ class EpisodeSession:
         await self.close()
         self._num_starts += 1
         self.tree, self._book = AnswerTree(), CallBook()
-        self.reward, self.is_over = None, False
+        self.reward, self.is_over, self._num_unread_calls = None, False, 0
 
     def last_node(self) -> AnswerNode | None:
         """Returns the newest answer that the client has got."""
@@ -263,6 +267,7 @@ class EpisodeSession:
             "calls": float(len(self.tree.nodes)),
             "branches": float(len(self.tree.leaves())),
             "unread_answers": float(self.tree.num_unread()),
+            "unread_calls": float(self._num_unread_calls),
         }
 
     # ---- one call --------------------------------------------------------------------------------
@@ -321,6 +326,7 @@ class EpisodeSession:
         args = request_args(request, self.settings.renderer)
         keys = path_keys(request.messages, request.tools, self.settings.match, args)
         parent, prompt = self._prompt(request, keys, args)
+        prompt = replace(prompt, thinking=prompt.thinking or self._opens_thoughts(prompt.tokens))
         grammar, cut = "", _cut_answer(request, parent)
         if request.continues:
             written = "" if cut is None else self._text(cut.answer.tokens)
@@ -393,6 +399,15 @@ class EpisodeSession:
                     return node, rendered
         whole = renderer.whole(request.messages, request.tools, args=args, continues=continues)
         return None, whole
+
+    def _opens_thoughts(self, prompt: Sequence[int]) -> bool:
+        """Returns whether a prompt ends with a mark of thoughts that only the form knows."""
+        openings = tuple(
+            begin for begin, _ in self.settings.form.thought_marks if begin != THINK[0]
+        )
+        if not openings:
+            return False
+        return self.settings.decode(prompt[-_LAST_TOKENS:]).rstrip().endswith(openings)
 
     def _is_thinking(self, node: AnswerNode) -> bool:
         """Returns whether an answer that was cut ends within its thoughts."""
@@ -473,7 +488,10 @@ class EpisodeSession:
         text = text_of(answer.tokens)
         if stop_text:
             text = text[: text.find(stop_text)]
-        parsed = form.parse(text, thinking=thinking, tools=has_tools, schemas=_schemas(request))
+        parsed = await _parsed(
+            form, text, thinking=thinking, tools=has_tools, schemas=_schemas(request)
+        )
+        self._num_unread_calls += len(parsed.faults)
         calls = tuple(
             ToolCall(id=self._tool_call_id(*place, i), name=c.name, arguments=c.arguments)
             for i, c in enumerate(parsed.calls)
@@ -518,6 +536,13 @@ def _kept(answer: Answer, count: int, *, stopped: bool) -> Answer:
         kept=answer.kept[:count],
         stopped=stopped,
     )
+
+
+async def _parsed(form: AnswerForm, text: str, **more: Any) -> ParsedAnswer:
+    """Takes an answer apart, in a thread if that may take a while."""
+    if len(text) <= _LONG_CHARACTERS:
+        return form.parse(text, **more)
+    return await asyncio.to_thread(form.parse, text, **more)
 
 
 def _schemas(request: ChatRequest) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Tokens of a conversation by the package ``renderers``: families written out in Python, no chat template.
 
 For renderer_choice.py. The package goes on behind tokens that it is given. What it returns counts only if
-it begins with all of them; else the conversation begins a branch. Answers are read by our own forms, never
-by the package. It is imported when a renderer is made.
+it begins with all of them; else the conversation begins a branch. Answers are read by our own forms, and
+where none fits by package_form.py. The package is imported when a renderer is made.
 """
 
 from __future__ import annotations
@@ -57,8 +57,12 @@ class PackageRenderer:
         self.own_args: Mapping[str, Any] = dict(template_args or {})
         self.can_continue = False
         self.template = str(getattr(tokenizer, "chat_template", None) or "")
-        self._package = _made(
-            tokenizer, family, template_args=template_args, keep_thoughts=keep_thoughts
+        self._package = made_by_package(
+            tokenizer,
+            family,
+            template_args=template_args,
+            keep_thoughts=keep_thoughts,
+            where="agent_args.renderer, or --renderer",
         )
 
     def reads(self, name: str) -> bool:
@@ -149,10 +153,19 @@ def _tools(tools: Tools) -> list[dict[str, Any]] | None:
     return [dict(tool) for tool in tools] or None  # an empty list makes some of them speak of tools
 
 
-def _made(
-    tokenizer: Any, family: str, *, template_args: Mapping[str, Any] | None, keep_thoughts: bool
+def made_by_package(
+    tokenizer: Any,
+    family: str,
+    *,
+    where: str,
+    template_args: Mapping[str, Any] | None = None,
+    keep_thoughts: bool = False,
 ) -> Any:
-    where = "agent_args.renderer, or --renderer"
+    """Makes the package's own renderer of a family; ``where``: the setting that asks for it.
+
+    Raises:
+        ConfigError: the package is not installed, or has no such renderer for this tokenizer.
+    """
     for problem in missing_packages(PACKAGES, where=where):
         raise problem
     from renderers import config_from_name, create_renderer
