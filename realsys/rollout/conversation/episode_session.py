@@ -21,7 +21,8 @@ from realsys.api.agent import Answer, Trajectory
 from realsys.api.basics.thoughts import THINK
 from realsys.api.errors import ConfigError, DataError, TrialError
 from realsys.generation.engine.token_grammar import grammar_fault
-from realsys.rollout.conversation.answer_forms import AnswerForm, ParsedAnswer
+from realsys.rollout.conversation.answer_forms import AnswerForm
+from realsys.rollout.conversation.answer_reading import opens_thoughts, read_answer
 from realsys.rollout.conversation.answer_tree import AnswerNode, AnswerTree, sequences
 from realsys.rollout.conversation.call_book import CallBook, CallState, ChatCall
 from realsys.rollout.conversation.chat_messages import (
@@ -41,9 +42,6 @@ from realsys.rollout.conversation.message_matching import MessageMatch, path_key
 from realsys.rollout.conversation.reply_grammar import reply_grammar
 from realsys.rollout.conversation.stop_cut import before_stops, cut_at_stop
 from realsys.runtime.first_error import first_error
-
-_LAST_TOKENS = 16  # of a prompt, enough for a mark at its end
-_LONG_CHARACTERS = 16_384  # of an answer that is read beside the event loop
 
 OnTokens = Callable[[Sequence[int]], None]
 
@@ -326,7 +324,8 @@ class EpisodeSession:
         args = request_args(request, self.settings.renderer)
         keys = path_keys(request.messages, request.tools, self.settings.match, args)
         parent, prompt = self._prompt(request, keys, args)
-        prompt = replace(prompt, thinking=prompt.thinking or self._opens_thoughts(prompt.tokens))
+        opened = opens_thoughts(self.settings.form, prompt.tokens, self.settings.decode)
+        prompt = replace(prompt, thinking=prompt.thinking or opened)
         grammar, cut = "", _cut_answer(request, parent)
         if request.continues:
             written = "" if cut is None else self._text(cut.answer.tokens)
@@ -399,15 +398,6 @@ class EpisodeSession:
                     return node, rendered
         whole = renderer.whole(request.messages, request.tools, args=args, continues=continues)
         return None, whole
-
-    def _opens_thoughts(self, prompt: Sequence[int]) -> bool:
-        """Returns whether a prompt ends with a mark of thoughts that only the form knows."""
-        openings = tuple(
-            begin for begin, _ in self.settings.form.thought_marks if begin != THINK[0]
-        )
-        if not openings:
-            return False
-        return self.settings.decode(prompt[-_LAST_TOKENS:]).rstrip().endswith(openings)
 
     def _is_thinking(self, node: AnswerNode) -> bool:
         """Returns whether an answer that was cut ends within its thoughts."""
@@ -488,7 +478,7 @@ class EpisodeSession:
         text = text_of(answer.tokens)
         if stop_text:
             text = text[: text.find(stop_text)]
-        parsed = await _parsed(
+        parsed = await read_answer(
             form, text, thinking=thinking, tools=has_tools, schemas=_schemas(request)
         )
         self._num_unread_calls += len(parsed.faults)
@@ -536,13 +526,6 @@ def _kept(answer: Answer, count: int, *, stopped: bool) -> Answer:
         kept=answer.kept[:count],
         stopped=stopped,
     )
-
-
-async def _parsed(form: AnswerForm, text: str, **more: Any) -> ParsedAnswer:
-    """Takes an answer apart, in a thread if that may take a while."""
-    if len(text) <= _LONG_CHARACTERS:
-        return form.parse(text, **more)
-    return await asyncio.to_thread(form.parse, text, **more)
 
 
 def _schemas(request: ChatRequest) -> dict[str, Any]:

@@ -81,7 +81,12 @@ def test_a_conversation_goes_on_behind_the_tokens_that_were_sampled() -> None:
             *sampled,
             *again,
         ]
-        assert session.figures() == {"calls": 2.0, "branches": 1.0, "unread_answers": 0.0}
+        assert session.figures() == {
+            "calls": 2.0,
+            "branches": 1.0,
+            "unread_answers": 0.0,
+            "unread_calls": 0.0,
+        }
 
     run(episode())
 
