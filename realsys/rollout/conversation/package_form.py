@@ -182,6 +182,7 @@ def _read(reader: _PackageReader, block: str, end: int, schemas: Schemas) -> Cal
 
 _MODEL, _END, _TEXT = "<|message_model|>", "<|end_message|>", "<|content_text|>"
 _THINKING, _CALL = "<|content_thinking|>", "<|content_invoke_tool_json|>"
+_MESSAGE_END = re.compile(f"{re.escape(_END)}|{re.escape(_MODEL)}")
 
 
 class _InklingCalls(_SectionCalls):
@@ -208,16 +209,19 @@ class _InklingCalls(_SectionCalls):
         if (passed := self.passed_mark(text, start)) is not None:
             return CallBlock(end=passed)
         begin = start + len(_MODEL) if text.startswith(_MODEL, start) else start
-        end = text.find(_END, begin)
-        message = text[begin : end if end >= 0 else len(text)]
-        behind = end + len(_END) if end >= 0 else len(text)
-        if message.startswith(_THINKING):  # later thoughts: no content, and calls within are none
-            return CallBlock(end=behind, decided=end >= 0)
-        if _CALL not in message:
-            return CallBlock(end=begin, decided=end >= 0)
-        if end < 0:
-            return CallBlock(end=behind, fault="it was cut off", decided=False)
-        return _read(self._reader, f"{_MODEL}{message}{_END}", behind, schemas)
+        found = _MESSAGE_END.search(text, begin)
+        is_closed = found is not None and found[0] == _END
+        end = found.start() if found else len(text)
+        behind = found.end() if found and is_closed else end
+        if text.startswith(
+            _THINKING, begin
+        ):  # later thoughts: no content, and calls within are none
+            return CallBlock(end=behind, decided=found is not None)
+        if text.find(_CALL, begin, end) < 0:
+            return CallBlock(end=begin, decided=found is not None)
+        if not is_closed:
+            return CallBlock(end=behind, fault="it was cut off", decided=found is not None)
+        return _read(self._reader, f"{_MODEL}{text[begin:behind]}", behind, schemas)
 
 
 class _Unread:
