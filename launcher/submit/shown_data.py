@@ -25,6 +25,7 @@ from realsys.api.model import (
     ProcessTopology,
 )
 from realsys.config.extras import missing_packages
+from realsys.rollout.runners.answer_form import answer_form
 
 MAIN = "main"
 INPUT, PROMPTS, PROMPT_MASK = "packed_input_ids", "packed_prompts", "prompt_mask"
@@ -62,6 +63,7 @@ class ShownData:
         size: number of its records.
         tokenizer: directory of the tokenizer.
         chat_template: the tokenizer's own; None: it has none.
+        answer_form: what reads the answers of the run's agents; empty: it has no agent that converses.
     """
 
     type: str
@@ -69,6 +71,7 @@ class ShownData:
     size: int
     tokenizer: str
     chat_template: str | None
+    answer_form: str
     records: tuple[ShownRecord, ...]
 
 
@@ -115,6 +118,7 @@ def shown_data(
         size=len(dataset),
         tokenizer=tokenizer_dir,
         chat_template=getattr(tokenizer, "chat_template", None) or None,
+        answer_form=_answer_form(chosen, tokenizer_dir),
         records=tuple(_records(dataset, tokenizer, min(num, len(dataset)))),
     )
 
@@ -139,6 +143,11 @@ def _phase(name: str, experiment: Experiment, phase: str) -> tuple[ExperimentCon
         )
     config = experiment.initial_setup()
     return config, _required(_tokenizer_dir(config) or tokenizer, name)
+
+
+def _answer_form(config: ExperimentConfig, tokenizer: str) -> str:
+    workers = config.rollout_worker[:1]
+    return next((answer_form(w.agent, w.agent_args, tokenizer) for w in workers), "")
 
 
 def _tokenizer_dir(config: ExperimentConfig) -> str:

@@ -186,6 +186,7 @@ def _print_head(found: ShownData) -> None:
             "template",
             "the tokenizer's chat template" if found.chat_template else "none: plain text",
         ),
+        *([("answers read by", found.answer_form)] if found.answer_form else []),
     ]
     output.data(*output.aligned(rows))
 

@@ -57,11 +57,21 @@ def form_of_family(family: str) -> str:
     return family if family in FAMILY_CALLS else _OURS.get(family, "")
 
 
-def shown_form(form: str, *, renderer: str) -> str:
-    """Returns the form that will read a run's answers, as a plan tells it before a template is read."""
+def shown_form(form: str, *, renderer: str, template: str | None = None) -> str:
+    """Returns the form that will read a run's answers, in words, as a plan tells it.
+
+    Args:
+        template: the chat template's text; None: it is not known yet.
+    """
     name = form or form_of_family(renderer)
+    if not name and template is None:
+        return "the form that the chat template writes"
     if not name:
-        return "as the chat template writes them"
+        name = form_of_template(template or "").name
+        if name in PLAIN_FORMS and renderer not in FAMILIES:
+            name = family_of_template(template or "") or name
+        if name in PLAIN_FORMS and "tools" in (template or ""):
+            return f"{name}: no form reads the tool calls of this chat template, they stay text"
     return form_name(name) if name in FAMILY_CALLS else name
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from call_cases import SCHEMAS, calls_of, cases
 from package_families import OF_PACKAGE
 
+from launcher.plan.answer_form import answer_form_lines
 from realsys.api.errors import ConfigError
 from realsys.config import extras
 from realsys.config.plugin_arguments import argument_problems
@@ -29,8 +31,12 @@ from realsys.rollout.conversation.form_choice import (
 from realsys.rollout.conversation.forms.family_calls import FAMILY_CALLS, family_of_template
 from realsys.rollout.conversation.package_form import MOST_CHARACTERS, PackageForm
 from realsys.rollout.conversation.package_renderer import FAMILIES, PACKAGES
+from realsys.rollout.runners.answer_form import answer_form
 
 BY_PACKAGE = list(FAMILY_CALLS)
+KIMI = (
+    "{{ '<|tool_calls_section_begin|><|tool_call_begin|>' + id + '<|tool_call_argument_begin|>' }}"
+)
 _FORMS: dict[str, AnswerForm] = {}
 
 
@@ -191,6 +197,15 @@ def test_each_family_has_a_form_ours_where_one_fits() -> None:
         assert form_of(family).name == name
         assert (name == f"renderers: {family}") == (family in BY_PACKAGE)
     assert shown_form("gemma4", renderer="template") == "renderers: gemma4"
+    assert "chat template" in shown_form("", renderer="template")
+    for template, name in (
+        (KIMI, "renderers: kimi-k2"),
+        ("{{ '<tool_call>' + arguments }}", "hermes"),
+    ):
+        assert shown_form("", renderer="template", template=template) == name
+    assert shown_form("", renderer="template", template="{{ messages }}") == "plain"
+    silent = shown_form("", renderer="template", template="{{ messages }}{{ tools }}")
+    assert silent.startswith("plain: ")  # which says that calls stay text
 
 
 KIMI = (
@@ -252,3 +267,16 @@ def test_a_plan_takes_forms_and_families_and_nothing_else() -> None:
     assert problem.where.endswith("task.agent_args.form")
     assert needed_by_form("kimi-k2") == PACKAGES
     assert needed_by_form("hermes") == ()
+
+
+def test_a_plan_tells_the_form_that_reads(tmp_path: Path) -> None:
+    assert answer_form("math-single-step", {}, "") == ""
+    assert answer_form("chat", {"renderer": "hy3"}, "") == "renderers: hy3"
+    assert answer_form("external", {"form": "glm"}, str(tmp_path)) == "glm"
+    (tmp_path / "chat_template.jinja").write_text(KIMI)
+    assert answer_form("chat", {}, str(tmp_path)) == "renderers: kimi-k2"
+    config: Any = SimpleNamespace(
+        rollout_worker=[SimpleNamespace(agent="chat", agent_args={}, tokenizer_path=str(tmp_path))]
+    )
+    (line,) = answer_form_lines(config)
+    assert "renderers: kimi-k2" in line

@@ -1,0 +1,15 @@
+"""The line of a plan that tells which form reads the answers of its agents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from realsys.api.experiment import ExperimentConfig
+from realsys.rollout.runners.answer_form import answer_form
+
+
+def answer_form_lines(config: ExperimentConfig) -> Iterator[str]:
+    """Yields the line of a phase with agents; none for other phases."""
+    for worker in config.rollout_worker[:1]:
+        if form := answer_form(worker.agent, worker.agent_args, worker.tokenizer_path):
+            yield f"          answers read by {form}"
