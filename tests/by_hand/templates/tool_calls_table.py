@@ -65,9 +65,10 @@ def _cell(said: Row | None) -> str:
 def _cost(name: str, cost: Row) -> str:
     none = "none" if not cost["calls_invented"] and cost["no_nan"] else "some"
     alone = cost["package_alone"]
+    times = f"{alone['four_times']:.0f} ×" if alone["slowest_s"] >= 0.003 else "too short to tell"
     return (
         f"| `{name}` | {cost['pieces']} | {cost['slowest_s']:.2f} | {cost['doubled']:.1f} × | {none} "
-        f"| {alone['four_times']:.0f} × |"
+        f"| {times} |"
     )
 
 

@@ -270,7 +270,7 @@ def test_a_plan_takes_forms_and_families_and_nothing_else() -> None:
 
 
 def test_a_plan_tells_the_form_that_reads(tmp_path: Path) -> None:
-    assert answer_form("math-single-step", {}, "") == ""
+    assert answer_form("math_single_step", {}, "") == ""
     assert answer_form("chat", {"renderer": "hy3"}, "") == "renderers: hy3"
     assert answer_form("external", {"form": "glm"}, str(tmp_path)) == "glm"
     (tmp_path / "chat_template.jinja").write_text(KIMI)
