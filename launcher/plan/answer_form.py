@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from realsys.api import registry
 from realsys.api.experiment import ExperimentConfig
-from realsys.rollout.runners.answer_form import answer_form
 
 
 def answer_form_lines(config: ExperimentConfig) -> Iterator[str]:
     """Yields the line of a phase with agents; none for other phases."""
     for worker in config.rollout_worker[:1]:
-        if form := answer_form(worker.agent, worker.agent_args, worker.tokenizer_path):
-            yield f"          answers read by {form}"
+        if not hasattr(registry.arguments_class("agent", worker.agent), "renderer"):
+            continue  # most plans need not load what reads conversations
+        from realsys.rollout.runners.form_of_run import answer_form
+
+        form = answer_form(worker.agent, worker.agent_args, worker.tokenizer_path)
+        yield f"          answers read by {form}"

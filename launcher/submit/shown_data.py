@@ -25,7 +25,7 @@ from realsys.api.model import (
     ProcessTopology,
 )
 from realsys.config.extras import missing_packages
-from realsys.rollout.runners.answer_form import answer_form
+from realsys.rollout.runners.form_of_run import answer_form
 
 MAIN = "main"
 INPUT, PROMPTS, PROMPT_MASK = "packed_input_ids", "packed_prompts", "prompt_mask"

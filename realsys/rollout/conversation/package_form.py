@@ -57,7 +57,7 @@ class PackageForm:
         syntax = _InklingCalls(reader) if family == "inkling" else _SectionCalls(reader)
         self.syntax: CallSyntax = syntax
         self._whole = MarkedForm(name=self.name, thought_marks=calls.thought_marks, syntax=syntax)
-        self._begun = MarkedForm(
+        self._growing = MarkedForm(
             name=self.name, thought_marks=calls.thought_marks, syntax=_Unread(syntax)
         )
 
@@ -69,7 +69,7 @@ class PackageForm:
 
     def safe_prefix(self, text: str, *, thinking: bool, tools: bool) -> str:
         """Returns what is content of an answer's beginning for sure; see ``AnswerForm.safe_prefix``."""
-        return self._begun.safe_prefix(text, thinking=thinking, tools=tools)
+        return self._growing.safe_prefix(text, thinking=thinking, tools=tools)
 
 
 def form_name(family: str) -> str:

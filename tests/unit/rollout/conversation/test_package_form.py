@@ -31,7 +31,7 @@ from realsys.rollout.conversation.form_choice import (
 from realsys.rollout.conversation.forms.family_calls import FAMILY_CALLS, family_of_template
 from realsys.rollout.conversation.package_form import MOST_CHARACTERS, PackageForm
 from realsys.rollout.conversation.package_renderer import FAMILIES, PACKAGES
-from realsys.rollout.runners.answer_form import answer_form
+from realsys.rollout.runners.form_of_run import answer_form
 
 BY_PACKAGE = list(FAMILY_CALLS)
 KIMI = (
