@@ -7,7 +7,7 @@ where none fits by package_form.py. The package is imported when a renderer is m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +30,7 @@ FAMILIES = (
     *("llama-3", "minimax-m2", "nemotron-3", "nemotron-3-ultra", "nemotron-3.5"),
     *("deepseek-v3", "deepseek-r1", "deepseek-v4"),
 )
+_IDS_HAVE_NAMES = ("kimi-k2", "kimi-k2.5")
 _LAST_TOKENS = 16  # enough for a mark at the end, whatever it is made of
 
 
@@ -128,16 +129,32 @@ class PackageRenderer:
 
     def _messages(self, messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
         names = {call.id: call.name for m in messages for call in m.tool_calls}
-        named = (
+        named: Iterable[ChatMessage] = (
             m if m.name or m.role != "tool" else replace(m, name=names.get(m.tool_call_id, ""))
             for m in messages
         )
+        if self.family in _IDS_HAVE_NAMES:
+            named = _with_family_ids(named)
         # Many families leave out a developer's message without a word; gpt-oss writes both alike
         return [template_message(m, takes_developer=False) for m in named]
 
     def _rendered(self, tokens: Sequence[int]) -> RenderedChat:
         end = str(self.tokenizer.decode(list(tokens[-_LAST_TOKENS:]), skip_special_tokens=False))
         return RenderedChat(tokens=tuple(tokens), thinking=opens_thoughts(end))
+
+
+def _with_family_ids(messages: Iterable[ChatMessage]) -> Iterator[ChatMessage]:
+    """Gives calls and results the ids that Kimi writes, ``functions.NAME:NUMBER``: else no name is told."""
+    given: dict[str, str] = {}
+    number = 0
+    for message in messages:
+        calls = []
+        for call in message.tool_calls:
+            given[call.id] = f"functions.{call.name}:{number}"
+            calls.append(replace(call, id=given[call.id]))
+            number += 1
+        answers = given.get(message.tool_call_id, message.tool_call_id)
+        yield replace(message, tool_calls=tuple(calls), tool_call_id=answers)
 
 
 def _refuse_continued(continues: bool) -> None:
