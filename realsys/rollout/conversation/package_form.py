@@ -27,14 +27,14 @@ from realsys.rollout.conversation.forms.call_syntax import (
 from realsys.rollout.conversation.forms.family_calls import (
     FAMILY_CALLS,
     FamilyCalls,
-    alternates,
     checked_calls,
+    has_shape,
 )
 from realsys.rollout.conversation.forms.parsed_answer import ParsedAnswer, ParsedCall
 from realsys.rollout.conversation.package_renderer import made_by_package
 
-# Of one block. The package's patterns may take quadratic time on what is within: at this length at most
-# a second, where a call that writes a file of 1,000 lines has 40,000.
+# Of one block: that of a call which writes a file of 1,000 lines has 40,000. The package may take time
+# quadratic in a block; of this length none was found that takes over a twentieth of a second.
 MOST_CHARACTERS = 65_536
 _FIRST_ID = 1 << 40  # above all tokenizers' ids
 
@@ -93,9 +93,8 @@ class _PackageReader:
         """
         if len(block) > MOST_CHARACTERS:
             raise ValueError(f"a block of {len(block)} characters, over {MOST_CHARACTERS}")
-        for opening, closing in self.calls.alternating:
-            if not alternates(block, opening, closing):
-                raise ValueError(f"{opening} and {closing} do not alternate")
+        if not has_shape(self.calls, block):
+            raise ValueError("it is not written as this family's calls are")
         try:
             tokens = self._pieces.cut(block)
             parsed = self._package.parse_response(tokens, tools=_tools(schemas))

@@ -33,7 +33,7 @@ from call_cases import (  # noqa: E402
     package_of,
 )
 from package_families import OF_PACKAGE  # noqa: E402
-from test_policy_texts import BLANK, MARKS, Hostile, repeated  # noqa: E402
+from test_policy_texts import BLANK, INNER, MARKS, Hostile, repeated  # noqa: E402
 
 from realsys.rollout.conversation.answer_forms import ANSWER_FORMS, AnswerForm  # noqa: E402
 from realsys.rollout.conversation.form_choice import choose_form, form_of_family  # noqa: E402
@@ -177,7 +177,9 @@ def main() -> int:
             for case, said in families[family]["cases"].items()
             if said["used"] != "right"
         ]
-        closing = FAMILY_CALLS[family].closing if family in FAMILY_CALLS else ""
+        closing = (
+            INNER.get(family, "") + FAMILY_CALLS[family].closing if family in FAMILY_CALLS else ""
+        )
         if form.name not in costs:
             pieces = MARKS[family.removesuffix(".5") if family in FAMILY_CALLS else form.name]
             costs[form.name] = hostile(form, pieces, "")

@@ -78,6 +78,8 @@ FENCED = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>a\n```json\n{}"
 KIMI, KIMI_CALL = "<|tool_calls_section_begin|>", "<|tool_call_begin|>f:0<|tool_call_argument_begin|>"
 MINIMAX, HY3, DSML = "<minimax:tool_call>", "<tool_calls:opensource>", "<｜DSML｜tool_calls>\n"
 INKLING = "<|content_invoke_tool_json|>"
+DSML_PARAMETER = '<｜DSML｜parameter name="a" string="true">x</｜DSML｜parameter>'
+INNER = {"minimax-m2": "</invoke>", "deepseek-v4": "</｜DSML｜invoke>", "hy3": "</tool_call:opensource>"}
 # What is repeated, or what it begins with and what is repeated behind that.
 MARKS: dict[str, tuple[Hostile, ...]] = {
     "hermes": (
@@ -150,6 +152,7 @@ MARKS: dict[str, tuple[Hostile, ...]] = {
         (DSML, '<｜DSML｜invoke name="f">\n</｜DSML｜invoke>'),
         (f'{DSML}<｜DSML｜invoke name="f">\n', '<｜DSML｜parameter name="a" string="true">'),
         (f'{DSML}<｜DSML｜invoke name="f">\n', '<｜DSML｜parameter name="</｜DSML｜parameter>'),
+        (DSML + '<｜DSML｜invoke name="f">\n', DSML_PARAMETER),
     ),
 }
 # fmt: on
@@ -172,7 +175,7 @@ def parsed(name: str) -> Callable[[str], Any]:
             ways = (False,)
             calls = FAMILY_CALLS[name]
             if text.startswith(calls.opening):  # the package gets whole blocks only, and short ones
-                block = text[: MOST_CHARACTERS - 100] + calls.closing
+                block = text[: MOST_CHARACTERS - 100] + INNER.get(name, "") + calls.closing
                 given += [block * max(1, len(text) // len(block))]
         for answer in given:
             for thinking in ways:
@@ -402,7 +405,7 @@ TRIED: dict[str, tuple[str, ...]] = {
     "realsys/rollout/conversation/forms/answer_scan.py:_Walk._blocks": tuple(MARKS),
     "realsys/rollout/conversation/forms/call_syntax.py:_WHITE": ("deepseek", "llama3_json"),
     "realsys/rollout/conversation/forms/family_calls.py:_GEMMA_KEY": ("gemma4",),
-    "realsys/rollout/conversation/forms/family_calls.py:alternates": ("minimax-m2", "deepseek-v4"),
+    "realsys/rollout/conversation/forms/family_calls.py:_section": ("minimax-m2", "deepseek-v4", "kimi-k2"),
     "realsys/rollout/conversation/package_form.py:_MESSAGE_END": ("inkling",),
     "realsys/rollout/conversation/package_form.py:_Pieces.__init__": ("kimi-k2", "hy3"),
     "realsys/rollout/conversation/forms/llama3_json_form.py:_CALL_LIKE": ("llama3_json",),

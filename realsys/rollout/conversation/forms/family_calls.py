@@ -1,8 +1,7 @@
 """How families write calls that no form of ours reads, as far as a reader has to be guarded.
 
 The package ``renderers`` reads them (package_form.py). Here stands what it does not look at: where a block
-of calls ends, marks that must alternate since its patterns else take time quadratic in the block, and what
-it lets pass: NaN, and a parameter that stands twice.
+of calls ends, what else stands in it, and what it lets pass: NaN, and a parameter that stands twice.
 """
 
 from __future__ import annotations
@@ -37,7 +36,8 @@ class FamilyCalls:
     Attributes:
         opening, closing: marks of a block of calls.
         atoms: marks that are single tokens to the package; all else is text to it.
-        alternating: pairs of marks within a block, of which each first one must be closed before the next.
+        shape: what a block must be to reach the package, whose own patterns pass over what does not fit,
+            and take time quadratic in it; None: the check is enough.
         check: returns the calls of a block's text and what the package found in it; ValueError: a fault.
         template: texts that stand in the family's chat template, and in no other's.
     """
@@ -47,7 +47,7 @@ class FamilyCalls:
     atoms: tuple[str, ...]
     check: Callable[[str, Sequence[FoundCall]], list[ParsedCall]]
     thought_marks: tuple[tuple[str, str], ...] = (THINK,)
-    alternating: tuple[tuple[str, str], ...] = ()
+    shape: re.Pattern[str] | None = None
     template: tuple[str, ...] = ()
 
 
@@ -68,10 +68,20 @@ def checked_calls(family: FamilyCalls, block: str, found: Sequence[FoundCall]) -
     return calls
 
 
-def alternates(text: str, opening: str, closing: str) -> bool:
-    """Tells whether each ``opening`` has its ``closing`` before the next one, and there are no others."""
-    marks = re.findall(f"{re.escape(opening)}|{re.escape(closing)}", text)
-    return marks == [opening, closing] * (len(marks) // 2)
+def has_shape(family: FamilyCalls, block: str) -> bool:
+    """Tells whether a block may reach the package."""
+    return family.shape is None or family.shape.fullmatch(block) is not None
+
+
+def _until(mark: str) -> str:
+    """Returns the pattern of a text up to ``mark`` and with it, in linear time."""
+    return f"(?:(?!{re.escape(mark)}).)*+{re.escape(mark)}"
+
+
+def _section(opening: str, call: str, closing: str) -> re.Pattern[str]:
+    """Returns the pattern of a block of calls between two marks; ``call`` is the pattern of one."""
+    calls = rf"(?:\s*+{call})++\s*+"
+    return re.compile(f"{re.escape(opening)}{calls}{re.escape(closing)}", re.DOTALL)
 
 
 def _texts_between(text: str, opening: str, closing: str) -> Iterator[str]:
@@ -157,6 +167,11 @@ _KIMI = FamilyCalls(
         *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
         *("<|tool_call_begin|>", _KIMI_ARGUMENTS, "<|tool_call_end|>"),
     ),
+    shape=_section(
+        "<|tool_calls_section_begin|>",
+        rf"<\|tool_call_begin\|>[^<]++{re.escape(_KIMI_ARGUMENTS)}{_until('<|tool_call_end|>')}",
+        "<|tool_calls_section_end|>",
+    ),
     check=_kimi_calls,
     template=("<|tool_calls_section_begin|>", _KIMI_ARGUMENTS),
 )
@@ -164,7 +179,11 @@ _MINIMAX = FamilyCalls(
     opening="<minimax:tool_call>",
     closing="</minimax:tool_call>",
     atoms=("<minimax:tool_call>", "</minimax:tool_call>"),
-    alternating=(("<invoke name=", "</invoke>"), ("<parameter name=", "</parameter>")),
+    shape=_section(
+        "<minimax:tool_call>",
+        rf'<invoke name="[^"]++">(?:\s*+<parameter name="[^"]++">{_until("</parameter>")})*+\s*+</invoke>',
+        "</minimax:tool_call>",
+    ),
     check=_tagged_calls("<parameter name=", "</parameter>", in_tag=True),
     template=("<minimax:tool_call>",),
 )
@@ -176,6 +195,13 @@ _HY3 = FamilyCalls(
         *("<tool_call:opensource>", "</tool_call:opensource>", "<tool_sep:opensource>"),
         *("<arg_key:opensource>", "</arg_key:opensource>"),
         *("<arg_value:opensource>", "</arg_value:opensource>"),
+    ),
+    shape=_section(
+        "<tool_calls:opensource>",
+        r"<tool_call:opensource>[^<]++<tool_sep:opensource>"
+        rf"(?:\s*+<arg_key:opensource>{_until('</arg_key:opensource>')}"
+        rf"\s*+<arg_value:opensource>{_until('</arg_value:opensource>')})*+\s*+</tool_call:opensource>",
+        "</tool_calls:opensource>",
     ),
     thought_marks=(("<think:opensource>", "</think:opensource>"),),
     check=_tagged_calls("<arg_value:opensource>", "</arg_value:opensource>"),
@@ -193,9 +219,12 @@ _DEEPSEEK_V4 = FamilyCalls(
     opening="<｜DSML｜tool_calls>",
     closing="</｜DSML｜tool_calls>",
     atoms=(),
-    alternating=(
-        ("<｜DSML｜invoke", "</｜DSML｜invoke>"),
-        ("<｜DSML｜parameter", "</｜DSML｜parameter>"),
+    shape=_section(
+        "<｜DSML｜tool_calls>",
+        r'<｜DSML｜invoke name="[^"]++">'
+        r'(?:\s*+<｜DSML｜parameter name="[^"]++" string="(?:true|false)">'
+        rf"{_until('</｜DSML｜parameter>')})*+\s*+</｜DSML｜invoke>",
+        "</｜DSML｜tool_calls>",
     ),
     check=_tagged_calls("<｜DSML｜parameter", "</｜DSML｜parameter>", in_tag=True, is_typed=True),
     template=("<｜DSML｜tool_calls>",),
