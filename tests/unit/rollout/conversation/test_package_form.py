@@ -15,6 +15,7 @@ from call_cases import SCHEMAS, calls_of, cases
 from package_families import OF_PACKAGE
 
 from launcher.plan.answer_form import answer_form_lines
+from launcher.submit.submit import packages_of_rollouts
 from realsys.api.errors import ConfigError
 from realsys.config import extras
 from realsys.config.plugin_arguments import argument_problems
@@ -270,6 +271,9 @@ def test_a_plan_takes_forms_and_families_and_nothing_else() -> None:
     assert problem.where.endswith("task.agent_args.form")
     assert needed_by_form("kimi-k2") == PACKAGES
     assert needed_by_form("hermes") == ()
+    workers: Any = [SimpleNamespace(agent_args={"form": name}) for name in ("glm", "hy3")]
+    assert packages_of_rollouts(workers) == [*PACKAGES]
+    assert packages_of_rollouts(workers[:1]) == []
 
 
 def test_a_plan_tells_the_form_that_reads(tmp_path: Path) -> None:
