@@ -181,7 +181,8 @@ def main() -> int:
             INNER.get(family, "") + FAMILY_CALLS[family].closing if family in FAMILY_CALLS else ""
         )
         if form.name not in costs:
-            pieces = MARKS[family.removesuffix(".5") if family in FAMILY_CALLS else form.name]
+            marks = MARKS[family.removesuffix(".5") if family in FAMILY_CALLS else form.name]
+            pieces = (*marks, cases(family)["one call"].text)
             costs[form.name] = hostile(form, pieces, "")
             if closing:
                 closed = hostile(form, pieces, closing)
