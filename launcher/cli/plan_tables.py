@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from launcher.plan.answer_form import answer_form_lines
 from launcher.plan.memory_check import (
     memory_gaps,
     memory_of_plan,
@@ -78,7 +79,7 @@ def _print_phase(phase: PhasePlan, title: str) -> None:
             for name in level
         ]
         _print_wrapped(f"  level {number} ", calls)
-    for line in rollout_lines(phase.config):
+    for line in (*rollout_lines(phase.config), *answer_form_lines(phase.config)):
         say(line)
     workers = phase.config.model_worker
     shown = range(len(workers)) if len(workers) <= MANY_WORKERS else (0, 1, 2, len(workers) - 1)

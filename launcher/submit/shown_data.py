@@ -26,6 +26,7 @@ from realsys.api.model import (
     ProcessTopology,
 )
 from realsys.config.extras import missing_packages
+from realsys.rollout.runners.form_of_run import answer_form
 
 MAIN = "main"
 INPUT, PROMPTS, PROMPT_MASK = "packed_input_ids", "packed_prompts", "prompt_mask"
@@ -64,6 +65,7 @@ class ShownData:
         tokenizer: directory of the tokenizer.
         chat_template: the tokenizer's own; None: it has none.
         prompt: who makes the policy's prompts, and what is shown of them; empty: they are as shown.
+        answer_form: what reads the answers of the run's agents; empty: it has no agent that converses.
     """
 
     type: str
@@ -71,6 +73,7 @@ class ShownData:
     size: int
     tokenizer: str
     chat_template: str | None
+    answer_form: str
     records: tuple[ShownRecord, ...]
     prompt: str = ""
 
@@ -121,6 +124,7 @@ def shown_data(
         size=len(dataset),
         tokenizer=tokenizer_dir,
         chat_template=getattr(tokenizer, "chat_template", None) or None,
+        answer_form=_answer_form(chosen, tokenizer_dir),
         records=tuple(_records(dataset, tokenizer, min(num, len(dataset)), prompts)),
         prompt=prompts.note,
     )
@@ -146,6 +150,11 @@ def _phase(name: str, experiment: Experiment, phase: str) -> tuple[ExperimentCon
         )
     config = experiment.initial_setup()
     return config, _required(_tokenizer_dir(config) or tokenizer, name)
+
+
+def _answer_form(config: ExperimentConfig, tokenizer: str) -> str:
+    workers = config.rollout_worker[:1]
+    return next((answer_form(w.agent, w.agent_args, tokenizer) for w in workers), "")
 
 
 def _tokenizer_dir(config: ExperimentConfig) -> str:

@@ -49,6 +49,7 @@ from realsys.api.plan import LaunchPlan, plan_hash, plan_text, read_plan
 from realsys.api.worker_configs import RolloutWorker
 from realsys.config.extras import missing_packages
 from realsys.observability.metrics import read_metrics
+from realsys.rollout.conversation.form_choice import needed_by_form
 from realsys.rollout.conversation.renderer_choice import TEMPLATE, needed_packages
 from realsys.rollout.environments.environment_arguments import packages_of_environment
 from realsys.slurm.containers import missing_files
@@ -182,7 +183,9 @@ def packages_missing_here(plan: LaunchPlan) -> list[ConfigError]:
 def packages_of_rollouts(workers: Sequence[RolloutWorker]) -> list[str]:
     """Returns the packages of extras that the workers' agents and environments need."""
     renderers = {str(worker.agent_args.get("renderer", TEMPLATE)) for worker in workers}
-    needed = list(dict.fromkeys(p for name in renderers for p in needed_packages(name)))
+    forms = {str(worker.agent_args.get("form", "")) for worker in workers}
+    wanted = [*map(needed_packages, renderers), *map(needed_by_form, forms)]
+    needed = list(dict.fromkeys(package for packages in wanted for package in packages))
     if any(worker.agent_args.get("schema") == "enforce" for worker in workers):
         needed.append("llguidance")
     for name in {worker.env: None for worker in workers}:

@@ -12,9 +12,9 @@ from realsys.generation.http.served_engine import FetchedWeights
 from realsys.generation.served_engines.embedded import EmbeddedEngine
 from realsys.models.hf import end_token_ids, load_causal_lm, load_tokenizer
 from realsys.models.prompt_lengths import check_conversations
-from realsys.rollout.conversation.answer_forms import form_of_template
 from realsys.rollout.conversation.chat_messages import Unserved
 from realsys.rollout.conversation.episode_session import SchemaUse, SessionSettings
+from realsys.rollout.conversation.form_choice import choose_form
 from realsys.rollout.conversation.renderer_choice import TEMPLATE, check_renderer, make_renderer
 from realsys.rollout.conversation.reply_grammar import special_tokens
 from realsys.transport.generation_messages import WeightSource
@@ -82,7 +82,7 @@ def load_policy(
         engine=engine,
         settings=SessionSettings(
             renderer=rendering,
-            form=form_of_template(rendering.template),
+            form=choose_form("", tokenizer, renderer=renderer, template=rendering.template),
             decode=decode,
             encode=lambda text: list(tokenizer(text).input_ids),
             end_ids=frozenset(end_ids),

@@ -100,7 +100,7 @@ def test_several_commands_then_the_tests(play: Any) -> None:
     expected = {
         "reward/written": 1.0, "reward/right": 1.0, "reward/no_verdict": 0.0, "turns": 4.0,
         "commands": 3.0, "out_of_turns": 0.0, "out_of_time": 0.0, "out_of_context": 0.0, "calls": 4.0,
-        "branches": 1.0, "unread_answers": 0.0,
+        "branches": 1.0, "unread_answers": 0.0, "unread_calls": 0.0,
     }  # fmt: skip
     assert {k: v for k, v in episode.stats.items() if k != "command_seconds"} == expected
     (sequence,) = episode.sequences

@@ -58,7 +58,7 @@ def checks() -> list[str]:
     scripts = sorted(p.stem for p in (BY_HAND / "acceptance").glob("*.py"))
     of_agents = [f"agents/{name}" for name in AGENTS_CHECKS]
     others = ("engines/real_engines", "mutants/mutants", "oracle/oracle")
-    names = ("outsider_turns", "tool_chats_learn", "trl_templates")
+    names = ("outsider_turns", "tool_calls_read", "tool_chats_learn", "trl_templates")
     templates = [f"templates/{name}" for name in names]
     return [*(f"acceptance/{name}" for name in scripts), *of_agents, *others, *templates]
 

@@ -20,7 +20,6 @@ from simulated_policy import SampledTokens, SamplingNoise, SimulatedPolicy
 
 from realsys.api.agent import Trajectory
 from realsys.api.errors import DataError, RemoteError
-from realsys.rollout.conversation.answer_forms import form_of_template
 from realsys.rollout.conversation.chat_messages import (
     ChatMessage,
     ChatRequest,
@@ -28,6 +27,7 @@ from realsys.rollout.conversation.chat_messages import (
 )
 from realsys.rollout.conversation.chat_rendering import TemplateRenderer
 from realsys.rollout.conversation.episode_session import EpisodeSession, SessionSettings
+from realsys.rollout.conversation.form_choice import choose_form
 from realsys.rollout.conversation.message_matching import MessageMatch
 from realsys.rollout.conversation.renderer_choice import TEMPLATE, make_renderer
 
@@ -117,7 +117,7 @@ def _settings(
                 template_args=template_args,
                 keep_thoughts=keep_thoughts,
             ),
-            form=form_of_template(family.template),
+            form=choose_form("", tokenizer, renderer=renderer, template=family.template),
             decode=lambda tokens: str(tokenizer.decode(list(tokens))),
             encode=lambda text: list(tokenizer.encode(text)),
             num_ids=len(tokenizer),

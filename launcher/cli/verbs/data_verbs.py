@@ -187,6 +187,7 @@ def _print_head(found: ShownData) -> None:
             "the tokenizer's chat template" if found.chat_template else "none: plain text",
         ),
         *([("prompt", found.prompt)] if found.prompt else []),
+        *([("answers read by", found.answer_form)] if found.answer_form else []),
     ]
     output.data(*output.aligned(rows))
 

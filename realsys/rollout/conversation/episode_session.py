@@ -22,6 +22,7 @@ from realsys.api.basics.thoughts import THINK
 from realsys.api.errors import ConfigError, DataError
 from realsys.generation.engine.token_grammar import grammar_fault
 from realsys.rollout.conversation.answer_forms import ANSWER_FORMS, AnswerForm
+from realsys.rollout.conversation.answer_reading import opens_thoughts, read_answer
 from realsys.rollout.conversation.answer_tree import AnswerNode, AnswerTree, sequences
 from realsys.rollout.conversation.call_book import CallBook, CallState, ChatCall
 from realsys.rollout.conversation.chat_messages import (
@@ -150,6 +151,7 @@ class EpisodeSession:
     _book: CallBook[PendingCall] = field(default_factory=CallBook)
     _num_starts: int = 0
     _num_left_out: int = 0  # requests that something was left out of
+    _num_unread_calls: int = 0  # texts that looked like calls and could not be read
     _asked: list[float] = field(default_factory=list)  # when, of answers that are on their way
     _given_up: set[asyncio.Task[ChatResult]] = field(default_factory=set)
 
@@ -283,7 +285,8 @@ class EpisodeSession:
         await self.close()
         self._num_starts += 1
         self.tree, self._book = AnswerTree(), CallBook()
-        self.reward, self.is_over, self._num_left_out = None, False, 0
+        self.reward, self.is_over = None, False
+        self._num_left_out = self._num_unread_calls = 0
 
     def last_node(self) -> AnswerNode | None:
         """Returns the newest answer that the client has got."""
@@ -306,6 +309,7 @@ class EpisodeSession:
             "calls": float(sum(not node.is_rest for node in self.tree.nodes)),
             "branches": float(len(self.tree.leaves())),
             "unread_answers": float(self.tree.num_unread()),
+            "unread_calls": float(self._num_unread_calls),
         }
 
     # ---- one call --------------------------------------------------------------------------------
@@ -414,6 +418,8 @@ class EpisodeSession:
         args = request_args(request, self.settings.renderer)
         keys = path_keys(request.messages, request.tools, self.settings.match, args)
         parent, prompt = self._prompt(request, keys, args)
+        opened = opens_thoughts(self.settings.form, prompt.tokens, self.settings.decode)
+        prompt = replace(prompt, thinking=prompt.thinking or opened)
         grammar, cut = "", _cut_answer(request, parent)
         if request.continues:
             written = "" if cut is None else self._text(cut.answer.tokens)
@@ -608,7 +614,10 @@ class EpisodeSession:
         text = text_of(answer.tokens)
         if stop_text:
             text = text[: text.find(stop_text)]
-        parsed = form.parse(text, thinking=thinking, tools=has_tools, schemas=_schemas(request))
+        parsed = await read_answer(
+            form, text, thinking=thinking, tools=has_tools, schemas=_schemas(request)
+        )
+        self._num_unread_calls += len(parsed.faults)
         calls = tuple(
             ToolCall(id=self._tool_call_id(*place, i), name=c.name, arguments=c.arguments)
             for i, c in enumerate(parsed.calls)

@@ -1,13 +1,13 @@
 """Tokens of a conversation by the package ``renderers``: families written out in Python, no chat template.
 
 For renderer_choice.py. The package goes on behind tokens that it is given. What it returns counts only if
-it begins with all of them; else the conversation begins a branch. Answers are read by our own forms, never
-by the package. It is imported when a renderer is made.
+it begins with all of them; else the conversation begins a branch. Answers are read by our own forms, and
+where none fits by package_form.py. The package is imported when a renderer is made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +30,7 @@ FAMILIES = (
     *("llama-3", "minimax-m2", "nemotron-3", "nemotron-3-ultra", "nemotron-3.5"),
     *("deepseek-v3", "deepseek-r1", "deepseek-v4"),
 )
+_IDS_HAVE_NAMES = ("kimi-k2", "kimi-k2.5")
 _LAST_TOKENS = 16  # enough for a mark at the end, whatever it is made of
 
 
@@ -57,8 +58,12 @@ class PackageRenderer:
         self.own_args: Mapping[str, Any] = dict(template_args or {})
         self.can_continue = False
         self.template = str(getattr(tokenizer, "chat_template", None) or "")
-        self._package = _made(
-            tokenizer, family, template_args=template_args, keep_thoughts=keep_thoughts
+        self._package = made_by_package(
+            tokenizer,
+            family,
+            template_args=template_args,
+            keep_thoughts=keep_thoughts,
+            where="agent_args.renderer, or --renderer",
         )
 
     def reads(self, name: str) -> bool:
@@ -124,16 +129,32 @@ class PackageRenderer:
 
     def _messages(self, messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
         names = {call.id: call.name for m in messages for call in m.tool_calls}
-        named = (
+        named: Iterable[ChatMessage] = (
             m if m.name or m.role != "tool" else replace(m, name=names.get(m.tool_call_id, ""))
             for m in messages
         )
+        if self.family in _IDS_HAVE_NAMES:
+            named = _with_family_ids(named)
         # Many families leave out a developer's message without a word; gpt-oss writes both alike
         return [template_message(m, takes_developer=False) for m in named]
 
     def _rendered(self, tokens: Sequence[int]) -> RenderedChat:
         end = str(self.tokenizer.decode(list(tokens[-_LAST_TOKENS:]), skip_special_tokens=False))
         return RenderedChat(tokens=tuple(tokens), thinking=opens_thoughts(end))
+
+
+def _with_family_ids(messages: Iterable[ChatMessage]) -> Iterator[ChatMessage]:
+    """Gives calls and results the ids that Kimi writes, ``functions.NAME:NUMBER``: else no name is told."""
+    given: dict[str, str] = {}
+    number = 0
+    for message in messages:
+        calls = []
+        for call in message.tool_calls:
+            given[call.id] = f"functions.{call.name}:{number}"
+            calls.append(replace(call, id=given[call.id]))
+            number += 1
+        answers = given.get(message.tool_call_id, message.tool_call_id)
+        yield replace(message, tool_calls=tuple(calls), tool_call_id=answers)
 
 
 def _refuse_continued(continues: bool) -> None:
@@ -149,10 +170,19 @@ def _tools(tools: Tools) -> list[dict[str, Any]] | None:
     return [dict(tool) for tool in tools] or None  # an empty list makes some of them speak of tools
 
 
-def _made(
-    tokenizer: Any, family: str, *, template_args: Mapping[str, Any] | None, keep_thoughts: bool
+def made_by_package(
+    tokenizer: Any,
+    family: str,
+    *,
+    where: str,
+    template_args: Mapping[str, Any] | None = None,
+    keep_thoughts: bool = False,
 ) -> Any:
-    where = "agent_args.renderer, or --renderer"
+    """Makes the package's own renderer of a family; ``where``: the setting that asks for it.
+
+    Raises:
+        ConfigError: the package is not installed, or has no such renderer for this tokenizer.
+    """
     for problem in missing_packages(PACKAGES, where=where):
         raise problem
     from renderers import config_from_name, create_renderer

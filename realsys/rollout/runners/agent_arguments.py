@@ -12,6 +12,7 @@ from typing import Any, Literal
 from realsys.api.basics.template_args import reserved_among
 from realsys.api.errors import ConfigError, raise_all
 from realsys.api.options import option, value_range_problems
+from realsys.rollout.conversation.form_choice import check_form
 from realsys.rollout.conversation.renderer_choice import check_renderer
 from realsys.rollout.environments.environment_arguments import check_url
 
@@ -24,7 +25,9 @@ class ConversationArguments:
         match: how equal messages must be for a conversation to go on, see message_matching.py.
         keep_thoughts: thoughts of earlier answers stay in the conversation where the chat template
             would drop them; else such a request begins a branch.
-        form: how the policy writes thoughts and tool calls; empty: as the chat template shows.
+        form: how the policy writes thoughts and tool calls, see form_choice.py: one of ANSWER_FORMS, or a
+            family whose calls the package renderers reads; empty: as the renderer's family or the chat
+            template shows.
         renderer: what turns messages into tokens: ``template``, or a family of the package renderers, see
             package_renderer.py.
         template, template_args: a chat template in place of the tokenizer's, its text or a file where the
@@ -35,17 +38,7 @@ class ConversationArguments:
     timeout_s: float = option(1800.0, "longest episode, before it is scored", unit="seconds", gt=0)
     match: Literal["strict", "tools", "content"] = "tools"
     keep_thoughts: bool = True
-    form: Literal[
-        "",
-        "hermes",
-        "qwen3_coder",
-        "glm",
-        "llama3_json",
-        "mistral",
-        "deepseek",
-        "plain",
-        "plain_thoughts",
-    ] = ""
+    form: str = ""
     renderer: str = "template"
     template: str = ""
     template_args: Mapping[str, Any] = field(default_factory=dict)
@@ -57,6 +50,7 @@ class ConversationArguments:
             raise problem
         where = "task.agent_args.renderer"
         check_renderer(self.renderer, template=bool(self.template), where=where)
+        check_form(self.form, where="task.agent_args.form")
         if reserved := reserved_among(self.template_args):
             raise ConfigError(
                 f"{reserved} is given to the template by realsys itself",

@@ -27,9 +27,9 @@ from realsys.api.agent import (
     EpisodeAgent,
     EpisodeTask,
 )
-from realsys.rollout.conversation.answer_forms import ANSWER_FORMS, form_of_template
 from realsys.rollout.conversation.chat_messages import Unserved
 from realsys.rollout.conversation.episode_session import EpisodeSession, SchemaUse, SessionSettings
+from realsys.rollout.conversation.form_choice import choose_form
 from realsys.rollout.conversation.message_matching import MessageMatch
 from realsys.rollout.conversation.renderer_choice import make_renderer
 from realsys.rollout.conversation.reply_grammar import special_tokens
@@ -259,7 +259,7 @@ def session_settings(
     def decode(tokens: Sequence[int]) -> str:
         return str(tokenizer.decode(list(tokens), skip_special_tokens=False))
 
-    form = ANSWER_FORMS[agent.form] if agent.form else form_of_template(renderer.template)
+    form = choose_form(agent.form, tokenizer, renderer=agent.renderer, template=renderer.template)
     return SessionSettings(
         renderer=renderer,
         form=form,

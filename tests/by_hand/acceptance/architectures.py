@@ -31,7 +31,8 @@ Backend fsdp trains the modules of transformers themselves: an architecture need
 This page is made by `python tests/by_hand/acceptance/architectures.py`. It makes a small model with random
 weights of each of {num} architectures and compares what realsys computes with what transformers
 computes. The same checks run in `tests/process/test_architectures.py` of those that differ in more than
-sizes.
+sizes. Whose tool calls are read stands in
+[agents_endpoint.md](agents_endpoint.md#how-tool-calls-are-read).
 
 | Column | What is checked, in float32 on a CPU |
 |---|---|

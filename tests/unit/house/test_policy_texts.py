@@ -14,12 +14,14 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import httpx2
 import pytest
+from package_families import OF_PACKAGE
 
 from realsys.api.basics.thoughts import THINK, text_behind_thoughts, without_marks
 from realsys.generation.engine.stop_texts import StopTexts
@@ -32,8 +34,11 @@ from realsys.rewards.programs.code_tests import program_of, same_output
 from realsys.rewards.programs.fenced_blocks import fenced_blocks
 from realsys.rollout.agents import tool_use
 from realsys.rollout.conversation import chat_rendering, message_matching
-from realsys.rollout.conversation.answer_forms import ANSWER_FORMS
+from realsys.rollout.conversation.answer_forms import ANSWER_FORMS, AnswerForm
 from realsys.rollout.conversation.chat_messages import ChatMessage, ToolCall
+from realsys.rollout.conversation.form_choice import choose_form
+from realsys.rollout.conversation.forms.family_calls import FAMILY_CALLS
+from realsys.rollout.conversation.package_form import MOST_CHARACTERS
 from realsys.rollout.conversation.stop_cut import before_stops, cut_at_stop
 from realsys.rollout.dialects import anthropic_stream, body_fields, chat_completions, error_bodies
 from realsys.rollout.environments import calculator, gymnasium_environment
@@ -70,6 +75,11 @@ MATH = (
 CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
 SEPARATED = "<｜tool▁call▁begin｜>a<｜tool▁sep｜>"
 FENCED = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>a\n```json\n{}"
+KIMI, KIMI_CALL = "<|tool_calls_section_begin|>", "<|tool_call_begin|>f:0<|tool_call_argument_begin|>"
+MINIMAX, HY3, DSML = "<minimax:tool_call>", "<tool_calls:opensource>", "<｜DSML｜tool_calls>\n"
+INKLING = "<|content_invoke_tool_json|>"
+DSML_PARAMETER = '<｜DSML｜parameter name="a" string="true">x</｜DSML｜parameter>'
+INNER = {"minimax-m2": "</invoke>", "deepseek-v4": "</｜DSML｜invoke>", "hy3": "</tool_call:opensource>"}
 # What is repeated, or what it begins with and what is repeated behind that.
 MARKS: dict[str, tuple[Hostile, ...]] = {
     "hermes": (
@@ -93,6 +103,8 @@ MARKS: dict[str, tuple[Hostile, ...]] = {
     ),
     "llama3_json": (
         "<|python_tag|>", "<|python_tag|>{", '{"name":"f","parameters":{}};', '{"name":', ";",
+        ("x ", '{"name":'), ("x ", '{"name": 1} '), ("x ", '{"name":[1,'),
+        ("x ", '{"name":"f","parameters":{}} '),
         '{"type": "function", ', '{"name": "f", "parameters": {}};<|python_tag|>',
     ),
     "mistral": (
@@ -107,6 +119,40 @@ MARKS: dict[str, tuple[Hostile, ...]] = {
     ),
     "plain": (),
     "plain_thoughts": (),
+    "kimi-k2": (
+        KIMI, KIMI_CALL, "<|tool_call_begin|>", "<|tool_calls_section_end|>",
+        (KIMI, KIMI_CALL),
+        (f"{KIMI}{KIMI_CALL}", '{"a":'), (KIMI, f"{KIMI_CALL}{{}}<|tool_call_end|>"),
+    ),
+    "minimax-m2": (
+        MINIMAX, "<invoke name=", '<invoke name="f">', "</invoke>", f'{MINIMAX}<invoke name="f">',
+        (MINIMAX, '<invoke name="f">'),
+        (f'{MINIMAX}<invoke name="f">', '<parameter name="a">'),
+        (MINIMAX, '<invoke name="f"><parameter name="a">1</parameter>'),
+        (MINIMAX, '<invoke name="f"><parameter name="a">NaN</parameter></invoke>'),
+    ),
+    "hy3": (
+        HY3, "<tool_call:opensource>",
+        (HY3, "<tool_call:opensource>f<tool_sep:opensource><arg_key:opensource>"),
+        (HY3, "<arg_key:opensource>a</arg_key:opensource><arg_value:opensource>"),
+    ),
+    "gemma4": (
+        "<|tool_call>", "<|tool_call>call:f{", '<|"|>',
+        ("<|tool_call>call:f{", "a:{"), ("<|tool_call>call:f{", 'a:<|"|>'),
+        ("<|tool_call>call:f{", "a:NaN,"), "<|channel>thought", "<channel|>",
+    ),
+    "inkling": (
+        "<|message_model|>", "<|end_message|>", "<|content_thinking|>",
+        "f<|content_invoke_tool_json|>", f"<|message_model|>f{INKLING}",
+        (f"<|message_model|>f{INKLING}", '{"a":'),
+    ),
+    "deepseek-v4": (
+        DSML, '<｜DSML｜invoke name="f">\n', "</｜DSML｜invoke>",
+        (DSML, '<｜DSML｜invoke name="f">\n</｜DSML｜invoke>'),
+        (f'{DSML}<｜DSML｜invoke name="f">\n', '<｜DSML｜parameter name="a" string="true">'),
+        (f'{DSML}<｜DSML｜invoke name="f">\n', '<｜DSML｜parameter name="</｜DSML｜parameter>'),
+        (DSML + '<｜DSML｜invoke name="f">\n', DSML_PARAMETER),
+    ),
 }
 # fmt: on
 
@@ -116,12 +162,27 @@ def letters(tokens: Sequence[int]) -> str:
 
 
 def parsed(name: str) -> Callable[[str], Any]:
-    form = ANSWER_FORMS[name]
-    return lambda text: [
-        read(text, thinking=thinking, tools=True)
-        for read in (form.parse, form.safe_prefix)
-        for thinking in (False, True)
-    ]
+    @cache
+    def form() -> AnswerForm:
+        if name in ANSWER_FORMS:
+            return ANSWER_FORMS[name]
+        return choose_form(name, OF_PACKAGE[name].tokenizer, renderer="template", template="")
+
+    def read(text: str) -> None:
+        given, ways = [text], (False, True)
+        if name in FAMILY_CALLS:
+            ways = (False,)
+            calls = FAMILY_CALLS[name]
+            if text.startswith(calls.opening):  # the package gets whole blocks only, and short ones
+                block = text[: MOST_CHARACTERS - 100] + INNER.get(name, "") + calls.closing
+                given += [block * max(1, len(text) // len(block))]
+        for answer in given:
+            for thinking in ways:
+                form().safe_prefix(answer, thinking=thinking, tools=True)
+                found = form().parse(answer, thinking=thinking, tools=True)
+                assert not NOT_JSON.search("".join(call.arguments for call in found.calls))
+
+    return read
 
 
 def body_of(text: str) -> bytes:
@@ -161,6 +222,7 @@ def quietly(read: Callable[[str], Any]) -> Callable[[str], None]:
     return call
 
 
+NOT_JSON = re.compile("NaN|Infinity")
 DISCRETE = type("Discrete", (SimpleNamespace,), {})(start=0, n=10)
 BOX = SimpleNamespace(from_jsonable=lambda values: values, contains=lambda value: True)
 STOPS = ("</s>", "STOP", "\n\n\n")
@@ -343,6 +405,10 @@ TRIED: dict[str, tuple[str, ...]] = {
     "realsys/rollout/conversation/chat_rendering.py:_template_call": ("call in a template",),
     "realsys/rollout/conversation/forms/answer_scan.py:_Walk._blocks": tuple(MARKS),
     "realsys/rollout/conversation/forms/call_syntax.py:_WHITE": ("deepseek", "llama3_json"),
+    "realsys/rollout/conversation/forms/family_calls.py:_GEMMA_KEY": ("gemma4",),
+    "realsys/rollout/conversation/forms/family_calls.py:_section": ("minimax-m2", "deepseek-v4", "kimi-k2"),
+    "realsys/rollout/conversation/package_form.py:_MESSAGE_END": ("inkling",),
+    "realsys/rollout/conversation/package_form.py:_Pieces.__init__": ("kimi-k2", "hy3"),
     "realsys/rollout/conversation/forms/llama3_json_form.py:_CALL_LIKE": ("llama3_json",),
     "realsys/rollout/conversation/forms/llama3_json_form.py:_SEPARATOR": ("llama3_json",),
     "realsys/rollout/conversation/forms/mistral_form.py:_HEAD": ("mistral",),

@@ -101,7 +101,7 @@ class _Walk:
                 return
             if block.fault:
                 self.faults.append(f"call {len(self.calls) + len(self.faults) + 1}: {block.fault}")
-            else:
+            elif not block.is_text:
                 self._add(begin, at, touches_end=True)
                 self.calls.extend(block.calls)
                 begin = block.end

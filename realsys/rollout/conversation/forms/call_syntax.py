@@ -23,12 +23,14 @@ class CallBlock:
         calls: none: a mark without a meaning of its own, or a fault.
         fault: why it could not be read, in words; empty: it could.
         decided: False: it was cut off by the end of the text, so that more text could change what it is.
+        is_text: what stands there is content after all, and no fault.
     """
 
     end: int
     calls: tuple[ParsedCall, ...] = ()
     fault: str = ""
     decided: bool = True
+    is_text: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

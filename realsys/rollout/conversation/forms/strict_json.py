@@ -1,8 +1,13 @@
-"""JSON of calls: strictly valid text in, compact text out, every refusal a ValueError."""
+"""JSON of calls: strictly valid text in, compact text out, every refusal a ValueError.
+
+NaN, infinities and a key that stands twice in an object are refused: JSON has none of the former, and which
+value of the latter was meant is nobody's to choose.
+"""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from math import isinf
 from typing import Any, NoReturn
 
@@ -26,8 +31,19 @@ def _integer(digits: str) -> int:
         raise ValueError(f"the number {digits[:20]}… is too long") from error
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        [(twice, _)] = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"the key {twice[:40]!r} stands there twice")
+    return made
+
+
 _DECODER = json.JSONDecoder(
-    parse_constant=_refuse_constant, parse_float=_finite, parse_int=_integer
+    parse_constant=_refuse_constant,
+    parse_float=_finite,
+    parse_int=_integer,
+    object_pairs_hook=_object,
 )
 _WHITE = " \t\r\n"
 

@@ -173,6 +173,42 @@ def test_llama_calls_are_the_whole_answer_and_may_be_several(tag: str) -> None:
     assert "extra text" in answer.faults[0]
 
 
+SCHEMAS: dict[str, Any] = {"get_weather": {}, "add": {}}
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        (f"Let me see.\n\n{_ONE_LLAMA}", "Let me see.", (WEATHER,)),
+        (f"Let me see: {_ONE_LLAMA}\n", "Let me see:", (WEATHER,)),
+        (f"So.\n{_ONE_LLAMA}; {_ONE_LLAMA}", "So.", (WEATHER, WEATHER)),
+        (f'{{"name": "Bob"}} is no call.\n{_ONE_LLAMA}', None, ()),  # begins as one, as ever
+        (f'Known: {{"name": "Bob"}}.\n{_ONE_LLAMA}', 'Known: {"name": "Bob"}.', (WEATHER,)),
+    ],
+)
+def test_a_llama_call_may_end_a_text(
+    text: str, content: str | None, calls: tuple[ParsedCall, ...]
+) -> None:
+    answer = ANSWER_FORMS["llama3_json"].parse(text, thinking=False, tools=True, schemas=SCHEMAS)
+    assert (answer.content, answer.calls) == (text if content is None else content, calls)
+
+
+@pytest.mark.parametrize(
+    ("text", "faults"),
+    [
+        ('Say {"name": "get_fish", "parameters": {}}', 0),  # no such tool
+        ('He is {"name": "Bob", "age": 3}', 0),
+        ('He is {"name": "Bob", "age": 3} and {"name": 4', 1),
+        ("One calls {} so.".replace("{}", _ONE_LLAMA), 1),  # goes on behind it
+        (f"So:\n{_ONE_LLAMA[:-4]}", 1),  # cut off
+        (f"So:\n{_ONE_LLAMA.replace('2', 'NaN')}", 1),
+    ],
+)
+def test_json_that_a_llama_talks_about_is_no_call(text: str, faults: int) -> None:
+    answer = ANSWER_FORMS["llama3_json"].parse(text, thinking=False, tools=True, schemas=SCHEMAS)
+    assert (answer.content, answer.calls, len(answer.faults)) == (text, (), faults)
+
+
 def test_json_that_is_no_call_is_an_answer_without_fault() -> None:
     text = '{"city": "Zürich", "days": 2}'
     answer = ANSWER_FORMS["llama3_json"].parse(text, thinking=False, tools=True)
@@ -212,6 +248,16 @@ BROKEN = {
         "hermes",
         '<tool_call>{"name": "f", "arguments": {"a": 1e999}}</tool_call>',
         "too large",
+    ),
+    "a key twice": (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": {"a": 1, "b": 2, "a": 3}}</tool_call>',
+        "'a' stands there twice",
+    ),
+    "a name twice": (
+        "mistral",
+        '[TOOL_CALLS][{"name": "f", "name": "g", "arguments": {}}]',
+        "twice",
     ),
     "too deep": (
         "hermes",

@@ -32,6 +32,7 @@ from realsys.rollout.conversation.episode_session import (
     SchemaUse,
     SessionOver,
 )
+from realsys.rollout.conversation.forms.answer_scan import MarkedForm
 from realsys.rollout.conversation.growing_answer import GrowingAnswer
 from realsys.rollout.conversation.message_matching import MessageMatch
 
@@ -82,7 +83,12 @@ def test_a_conversation_goes_on_behind_the_tokens_that_were_sampled() -> None:
             *sampled,
             *again,
         ]
-        assert session.figures() == {"calls": 2.0, "branches": 1.0, "unread_answers": 0.0}
+        assert session.figures() == {
+            "calls": 2.0,
+            "branches": 1.0,
+            "unread_answers": 0.0,
+            "unread_calls": 0.0,
+        }
 
     run(episode())
 
@@ -213,6 +219,19 @@ def test_an_answer_with_a_call_does_not_go_on(cut: bool) -> None:
         with pytest.raises(DataError) as caught:
             await ask(session, user("1"), begun, tools=TOOLS, continues=True)
         assert caught.value.where == "messages, the last one"
+        assert session.figures()["unread_calls"] == float(cut)
+
+    run(episode())
+
+
+def test_a_prompt_may_open_thoughts_with_the_forms_own_mark() -> None:
+    async def episode() -> None:
+        session, _ = scripted(f"so</t>ok{END}", f"ok{END}")
+        form = MarkedForm(name="own", thought_marks=(("assistant", "</t>"),))
+        session.settings = replace(session.settings, form=form)
+        asked = await ask(session, user("1"))
+        message = asked.replies[0].message
+        assert (message.reasoning, message.content) == ("so", "ok")
 
     run(episode())
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -140,6 +141,19 @@ def test_a_result_has_its_tools_name_from_the_call() -> None:
         assert "<|im_system|>search<|im_middle|>" in whole
         rest = text_of(made, behind(made, messages, 2, "x<|im_end|>", tools))
         assert "<|im_system|>search<|im_middle|>" in rest
+
+
+def test_kimis_ids_have_the_tools_name() -> None:
+    first, second = called("a", "b"), called("c")
+    messages = [user("?"), first, result("b", "2"), result("a", "1"), second, result("c", "3")]
+    for family in ("kimi-k2", "kimi-k2.5"):
+        made = renderer(family)
+        whole = text_of(made, made.whole(messages, TOOLS))
+        written = re.findall(r"call_begin\|>(\S+?)<|Return of (\S+)", whole)
+        ids = [f"functions.search:{number}" for number in (0, 1, 1, 0, 2, 2)]
+        assert [call or of for call, of in written] == ids
+        rest = text_of(made, behind(made, messages[:3], 2, "x</think>y<|im_end|>", TOOLS))
+        assert "Return of functions.search:1\n" in rest
 
 
 def test_a_developers_message_is_the_systems() -> None:
