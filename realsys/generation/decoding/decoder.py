@@ -228,7 +228,7 @@ class FastForward:
         places = cache.places(own_BP)
         if self.fused and length > 1:
             attend = self._reading(own_BP, cache, longest, fresh=fresh)
-        elif length > 1 and self._text_attention.suits(longest, self.embedding.dtype):
+        elif length > 1 and self.reads_in_blocks(longest):
             attend = self._in_blocks(own_BP, cache)
         else:
             attend = self._decoding(own_BP, cache, buckets)
@@ -292,6 +292,10 @@ class FastForward:
             return y.reshape(num_rows * length, -1)
 
         return attend
+
+    def reads_in_blocks(self, width: int) -> bool:
+        """True if many tokens of rows of ``width`` positions are attended to block by block: no scores stay."""
+        return not self.fused and self._text_attention.suits(width, self.embedding.dtype)
 
     def _in_blocks(self, positions_BP: Tensor, cache: KeyValues) -> _Attend:
         """Makes the attention function for many tokens per row on a CPU, over all rows of the cache."""

@@ -51,6 +51,22 @@ class Slots(Protocol):
     def num_new(self, text: tuple[int, ...]) -> int:
         """Number of the text's tokens that ``read`` would have to compute."""
 
+    @property
+    def reads_in_pieces(self) -> bool:
+        """True if a text may be read a few tokens at a time: ``begin`` … ``read_piece`` … ``read``."""
+
+    def begin(self, text: tuple[int, ...]) -> None:
+        """Begins to read a text in pieces, beside all slots; in place of one that was begun before."""
+
+    def read_piece(self, num_tokens: int) -> int:
+        """Reads so many more tokens of the text that was begun; returns how many are left.
+
+        With none left ``read`` finds the text read, once.
+        """
+
+    def drop(self) -> None:
+        """Forgets the text that was begun."""
+
     def step(self, tokens: Tensor, num_slots: int) -> Tensor:
         """Appends ``tokens[slot]`` to each row; returns logits ``[num_slots or more, V]``.
 
@@ -99,6 +115,28 @@ class _Prefill:
     @property
     def num_new(self) -> int:
         return len(self.text) - self.known
+
+
+@dataclass
+class _BegunText:
+    """A text that is read in pieces, in a cache of its own.
+
+    Attributes:
+        known: tokens at its beginning that a prefix brought.
+        num_read: these and those that were read.
+        is_current: all of it is of the present weights.
+    """
+
+    text: tuple[int, ...]
+    known: int
+    num_read: int
+    cache: KeyValues
+    logits: Tensor | None = None
+    is_current: bool = True
+
+    @property
+    def as_prefix(self) -> _Prefix:
+        return _Prefix([x[0] for x in self.cache.tensors], self.logits)
 
 
 def rectangles(
@@ -210,6 +248,7 @@ class FastSlots:
         self._cutting = ON_GPU if forward.fused else ON_CPU
         self._read_tokens = READ_TOKENS_FUSED if forward.fused else _READ_TOKENS
         self._disorder = ReorderPolicy(self._cutting)
+        self._begun: _BegunText | None = None
 
     # ---- reading ------------------------------------------------------------------------------
 
@@ -230,6 +269,8 @@ class FastSlots:
             assert reading.prefix.logits is not None
             _copy(reading.prefix, reading.known, self.cache.tensors, reading.slots)
             logits[text] = reading.prefix.logits
+        if (begun := self._taken(texts)) is not None:
+            cached[texts.index(begun.text)] = begun.known
         for group in rectangles(
             [r.num_new for r in new],
             [r.known for r in new],
@@ -245,6 +286,48 @@ class FastSlots:
         self._put_lengths()
         return torch.stack([logits[text] for text in texts]), cached
 
+    def _taken(self, texts: Sequence[tuple[int, ...]]) -> _BegunText | None:
+        """Stores the text that was read in pieces as a prefix if it is one of ``texts``, and lets go of it."""
+        begun = self._begun
+        if begun is None or begun.logits is None or begun.text not in texts:
+            return None
+        if begun.is_current and self.prefixes.max_bytes:
+            self._remember(begun.cache.tensors, [0], [begun.text], [begun.logits])
+        self._begun = None
+        return begun
+
+    @property
+    def reads_in_pieces(self) -> bool:
+        return True
+
+    def begin(self, text: tuple[int, ...]) -> None:
+        forward = self.forward
+        known, prefix = self.prefixes.longest(text) or (0, None)
+        known = min(known, len(text) - 1)  # for what follows the last one
+        cache = forward.cache(1, seen_width(len(text) + forward.padded_length(1, 1)))
+        if prefix is not None:
+            _copy(prefix, known, cache.tensors, [0])
+        self._begun = _BegunText(text, known, known, cache)
+
+    def read_piece(self, num_tokens: int) -> int:
+        begun = self._begun
+        assert begun is not None
+        first = begun.num_read
+        piece = begun.text[first : first + num_tokens]
+        length = self.forward.padded_length(1, len(piece))
+        padding = [0] * (length - len(piece))  # the next piece's take its place
+        tokens = torch.tensor([[*piece, *padding]], device=self.forward.device)
+        positions = torch.arange(first, first + length, device=self.forward.device)[None]
+        hidden = self._in_pieces(tokens, positions, begun.cache, fresh=first == 0)
+        begun.num_read += len(piece)
+        left = len(begun.text) - begun.num_read
+        if not left:
+            begun.logits = self.forward.logits(hidden, [len(piece) - 1])[0]
+        return left
+
+    def drop(self) -> None:
+        self._begun = None
+
     def num_new(self, text: tuple[int, ...]) -> int:
         known, _ = self.prefixes.longest(text) or (0, None)
         return len(text) - known
@@ -256,6 +339,9 @@ class FastSlots:
         for text, slot in zip(texts, slots, strict=True):
             if text in readings:
                 readings[text].slots.append(slot)
+                continue
+            if self._begun is not None and self._begun.text == text and self._begun.logits is not None:
+                readings[text] = _Prefill(text, [slot], len(text), self._begun.as_prefix)
                 continue
             known, prefix = self.prefixes.longest(text) or (0, None)
             if prefix is not None and known == len(text) and prefix.logits is None:
@@ -294,18 +380,15 @@ class FastSlots:
     ) -> Tensor:
         """Runs ``FastForward.run``, a few columns at a time if it would need much memory."""
         num_rows, length = tokens.shape
-        whole = [LengthBucket(0, num_rows, cache.width)]
         size = self._columns(num_rows, length, cache.width, fresh=fresh)
-        if size >= length:
-            return self.forward.run(tokens, positions, cache, whole, fresh=fresh)
         size = self.forward.padded_length(num_rows, size)
         pieces = []
         for begin in range(0, length, size):
             tick()
             columns = slice(begin, begin + size)
-            # Fused attention processes all positions given to it: later ones would be masked work.
+            # Later positions would be masked work.
             seen = min(cache.width, seen_width(int(positions[:, columns].max()) + 1))
-            buckets = [LengthBucket(0, num_rows, seen)] if self.forward.fused else whole
+            buckets = [LengthBucket(0, num_rows, seen)]
             first = fresh and begin == 0
             x = self.forward.run(
                 tokens[:, columns], positions[:, columns], cache, buckets, fresh=first
@@ -315,6 +398,8 @@ class FastSlots:
 
     def _columns(self, num_rows: int, length: int, width: int, *, fresh: bool) -> int:
         """Number of tokens of each row to process at a time."""
+        if self.forward.reads_in_blocks(width):
+            return max(1, self._read_tokens // num_rows)
         if not self.forward.fused:
             scores = num_rows * self.forward.num_heads * width
             return max(1, _READ_SCORES // scores)
@@ -399,6 +484,8 @@ class FastSlots:
 
     def forget_prefixes(self) -> None:
         self.prefixes.clear()
+        if self._begun is not None:
+            self._begun.is_current = False
 
     def reload(self) -> None:
         self.forward.reload()

@@ -4,8 +4,8 @@ For the generation server, and through embedded_engine.py for generation inside 
 module decides which requests run and when an answer ends; slots.py computes, sampling.py samples.
 
     submit → waiting ──admitted, read──▶ running ──a token a step──▶ ended, forgotten
-                ▲                          │
-                └────────retract_all───────┘
+              ▲  ▲ └─▶ long_texts.py: read in pieces ─▶ waiting again │
+              │  └────────────────────────────────────────────────────┘ retract_all
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from realsys.generation.decoding.decoder import (
 from realsys.generation.decoding.generic_decoder import GenericSlots
 from realsys.generation.decoding.slots import FastSlots, Slots
 from realsys.generation.engine.engine_requests import GenerationOutput, GenerationRequest
+from realsys.generation.engine.long_texts import LongTexts
 from realsys.generation.engine.row import WHERE, Rooms, Row, check_request, within
 from realsys.generation.engine.sampling import Picking, SlotSampler
 from realsys.generation.engine.stop_texts import StopTexts
@@ -60,7 +61,7 @@ class ContinuousEngine:
     Not thread-safe: one thread calls it. It has no clock and does no I/O. A model without a fast path
     (decoder.py) is computed row by row, which is slow. With one, in float32 on a CPU, tokens and log-probs
     of a request are the same, bit for bit, whatever other requests run at the same time, whether an
-    answer is made in one request or in several, and however often it is retracted.
+    answer is made in one request or in several, however often it is retracted, and in whatever pieces its text is read.
 
     Args:
         module: causal LM of transformers with whole weights; read in place, see ``set_version``.
@@ -77,8 +78,9 @@ class ContinuousEngine:
         version: version of the weights.
         quantize: ``int8`` or ``fp8`` keeps such a copy of the linear layers; only with a fast path.
         prefix_bytes: bound of what is remembered of prompts; 0 remembers nothing.
-        read_tokens: new texts are read up to so many tokens a step, or one of them; who waits for that
-            does not hold up those that run. None: all at once, which is quickest to the last answer.
+        read_tokens: new texts are read up to so many tokens a step, and longer ones in pieces between the
+            steps (long_texts.py), so that who waits for that does not hold up others. None: all at once,
+            which is quickest to the last answer.
         keep_answers: also cache answers that ended with ``length``, since they may be continued.
     """
 
@@ -114,6 +116,7 @@ class ContinuousEngine:
         self._sampler = SlotSampler(self.device, textless)
         self._banned = _BannedTokens()
         self._waiting: deque[Row] = deque()
+        self._long = LongTexts(self.slots, read_tokens)
         self._running: dict[int, Row] = {}  # by slot, in the order of their admission
         self._free = list(range(max_running))  # a heap: low slots first
         self._rows: dict[str, Row] = {}
@@ -177,17 +180,23 @@ class ContinuousEngine:
 
         Returns the outputs of all requests that got a token, in the order of their admission. They are the
         engine's own objects, which grow in the next step: copy what outlives it (``output`` copies).
-        A request whose ``finish`` is set has ended and is removed. Empty if nothing runs.
+        A request whose ``finish`` is set has ended and is removed. Empty if nothing runs, and after a step
+        that read a piece of a long text instead, as every other one does while there are such texts.
         """
-        if not self._running and not self._waiting:
+        others = bool(self._running or self._waiting)
+        if self._long.is_due(others=others):
+            return self._read_piece()
+        if not others:
             return []
+        self._long.note_step()
         logits = None
         if self._running:
             self._make_room()
             logits = self.slots.step(self._tokens, max(self._running) + 1)
         if admitted := self._admit():
             logits = self._read(admitted, logits)
-        assert logits is not None
+        if logits is None:  # those that waited all have long texts
+            return self._read_piece()
         num_slots = max(self._running) + 1
         if self._banned.steps_left == 0:
             self._banned = self._find_banned()
@@ -210,7 +219,8 @@ class ContinuousEngine:
             return None
         row.output.finish = "abort"
         if row.slot < 0:
-            self._waiting.remove(row)
+            if not self._long.remove(row):
+                self._waiting.remove(row)
             del self._rows[rid]
         else:
             self._remove([row])
@@ -219,7 +229,7 @@ class ContinuousEngine:
     @torch.inference_mode()
     def abort_all(self) -> list[GenerationOutput]:
         """Aborts all requests, running ones first."""
-        rows = [*self._running.values(), *self._waiting]
+        rows = [*self._running.values(), *self._long.clear(), *self._waiting]
         self._remove(list(self._running.values()))
         self._waiting.clear()
         self._rows.clear()
@@ -234,7 +244,7 @@ class ContinuousEngine:
         """
         rows = list(self._running.values())
         self._vacate(rows)
-        self._waiting.extendleft(reversed(rows))
+        self._waiting.extendleft(reversed([*rows, *self._long.clear()]))
 
     def output(self, rid: str) -> GenerationOutput | None:
         """Copies what a running or waiting request has so far; None if it is unknown."""
@@ -263,6 +273,7 @@ class ContinuousEngine:
             self.retract_all()
         for row in self._running.values():
             row.version = -1
+        self._long.note_version()
         self.version = version
         self.flush_prefixes()
         self.slots.reload()
@@ -287,7 +298,12 @@ class ContinuousEngine:
     @property
     def num_waiting(self) -> int:
         """Number of requests not admitted yet, or retracted."""
-        return len(self._waiting)
+        return len(self._waiting) + len(self._long.rows)
+
+    @property
+    def num_long(self) -> int:
+        """Number of those waiting whose texts are read in pieces."""
+        return len(self._long.rows)
 
     @property
     def num_tokens(self) -> int:
@@ -306,17 +322,20 @@ class ContinuousEngine:
         longest = max((row.expected for row in self._running.values()), default=0)
         highest = max(self._running, default=-1)
         while self._waiting and self._free:
-            longest = max(longest, self._waiting[0].expected)
-            highest = max(highest, self._free[0])
-            if self._running and not self._fit(highest + 1, longest):
+            needed = max(longest, self._waiting[0].expected), max(highest, self._free[0])
+            if self._running and not self._fit(needed[1] + 1, needed[0]):
                 break
+            if self._long.takes(self._waiting[0]):
+                self._long.rows.append(self._waiting.popleft())
+                continue
+            longest, highest = needed
             if self.read_tokens is not None and (text := self._waiting[0].text) not in read:
-                to_read += self.slots.num_new(text)
+                to_read += 0 if self._waiting[0] is self._long.finished else self.slots.num_new(text)
                 if admitted and to_read > self.read_tokens:
                     break
                 read.add(text)
             row = self._waiting.popleft()
-            row.slot, row.version = heapq.heappop(self._free), self.version
+            row.slot, row.version = heapq.heappop(self._free), self._long.admitted(row, self.version)
             self._running[row.slot] = row
             request = row.request
             picking = Picking.of(request.gconfig, kept=request.return_kept)
@@ -328,6 +347,11 @@ class ContinuousEngine:
             most = max(row.most for row in self._running.values())
             self._crowded = not self._fit(max(self._running) + 1, most)
         return admitted
+
+    def _read_piece(self) -> list[GenerationOutput]:
+        if (row := self._long.read_piece(self.version)) is not None:
+            self._waiting.appendleft(row)
+        return []
 
     def _fit(self, num_rows: int, longest: int) -> bool:
         """True if so many rows of so many tokens each fit."""
