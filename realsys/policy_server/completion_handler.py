@@ -26,7 +26,7 @@ from realsys.rollout.conversation.episode_session import (
     SessionPolicy,
     SessionSettings,
 )
-from realsys.rollout.conversation.growing_answer import GrowingAnswer
+from realsys.rollout.conversation.growing_answer import HALF_LETTER, GrowingAnswer, GrowingText
 from realsys.rollout.conversation.stop_cut import before_stops, cut_at_stop
 from realsys.rollout.dialects.error_bodies import openai_error
 from realsys.rollout.dialects.server_sent_events import DONE, data_event
@@ -116,13 +116,14 @@ async def _one(
         ended = bool(tokens) and tokens[-1] in settings.end_ids
         return settings.decode(tokens[:-1] if ended else tokens)
 
-    growing = GrowingAnswer()
+    growing, growing_text = GrowingAnswer(), GrowingText(settings.decode)
 
     def on_tokens(tokens: Sequence[int]) -> None:
         if on_text is None or not growing.is_due(len(tokens)):
             return
-        text = text_of(tokens)
-        if not text.endswith("\ufffd"):  # half a letter
+        ended = tokens[-1] in settings.end_ids
+        text = growing_text.of(tokens[:-1] if ended else tokens)
+        if not text.endswith(HALF_LETTER):
             on_text(before_stops(text, asked.stop))
 
     answer = await policy.sample(

@@ -35,8 +35,13 @@ from realsys.rollout.conversation.chat_messages import (
     ToolChoice,
 )
 from realsys.rollout.conversation.chat_rendering import ChatRenderer, RenderedChat, request_args
-from realsys.rollout.conversation.continued_answer import check_continued, text_behind, with_reply
-from realsys.rollout.conversation.growing_answer import GrowingAnswer
+from realsys.rollout.conversation.continued_answer import (
+    check_continued,
+    last_of,
+    text_behind,
+    with_reply,
+)
+from realsys.rollout.conversation.growing_answer import HALF_LETTER, GrowingAnswer, GrowingText
 from realsys.rollout.conversation.message_matching import MessageMatch, path_keys
 from realsys.rollout.conversation.reply_grammar import reply_grammar
 from realsys.rollout.conversation.stop_cut import before_stops, cut_at_stop
@@ -437,6 +442,7 @@ class EpisodeSession:
     ) -> tuple[Answer, ChatReply]:
         has_tools = bool(request.tools) and request.tool_choice is not ToolChoice.NONE
         form, growing = self.settings.form, GrowingAnswer()
+        growing_text: GrowingText | None = None
 
         def text_of(tokens: Sequence[int]) -> str:
             return (
@@ -448,8 +454,12 @@ class EpisodeSession:
         def on_tokens(tokens: Sequence[int]) -> None:
             if on_text is None or not growing.is_due(len(tokens)):
                 return
-            text = text_of(tokens)
-            if not text.endswith("\ufffd"):  # half a letter
+            nonlocal growing_text
+            if growing_text is None:
+                before = last_of(context) if request.continues else ()
+                growing_text = GrowingText(self.settings.decode, whole=text_of, before=before)
+            text = growing_text.of(self._without_end(tokens))
+            if not text.endswith(HALF_LETTER):
                 kept = before_stops(text, request.stop)
                 on_text(place[1], form.safe_prefix(kept, thinking=thinking, tools=has_tools))
 
@@ -499,8 +509,11 @@ class EpisodeSession:
 
     def _text(self, tokens: Sequence[int]) -> str:
         """Decodes an answer with special tokens, without the token that ended it."""
+        return self.settings.decode(self._without_end(tokens))
+
+    def _without_end(self, tokens: Sequence[int]) -> Sequence[int]:
         ended = bool(tokens) and tokens[-1] in self.settings.end_ids
-        return self.settings.decode(tokens[:-1] if ended else tokens)
+        return tokens[:-1] if ended else tokens
 
     def _logprobs(self, answer: Answer) -> tuple[TokenLogprob, ...]:
         return tuple(
