@@ -27,6 +27,7 @@ from realsys.rollout.conversation.episode_session import (
     SessionSettings,
 )
 from realsys.rollout.conversation.growing_answer import HALF_LETTER, GrowingAnswer, GrowingText
+from realsys.rollout.conversation.large_texts import beside_loop, text_size
 from realsys.rollout.conversation.stop_cut import before_stops, cut_at_stop
 from realsys.rollout.dialects.error_bodies import openai_error
 from realsys.rollout.dialects.server_sent_events import DONE, data_event
@@ -64,7 +65,10 @@ class CompletionHandler:
         settings = self.sessions.settings_of(key)
         asked = read(await read_body(request))
         with self.sessions.place(key) as policy:
-            prompts = [self._tokens(prompt) for prompt in asked.prompts]
+            prompts = await beside_loop(
+                lambda: [self._tokens(prompt) for prompt in asked.prompts],
+                size=text_size(asked.prompts),
+            )
             head: dict[str, Any] = {
                 "id": f"cmpl-{secrets.token_hex(8)}",
                 "created": int(time.time()),

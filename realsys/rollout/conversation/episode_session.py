@@ -42,7 +42,8 @@ from realsys.rollout.conversation.continued_answer import (
     with_reply,
 )
 from realsys.rollout.conversation.growing_answer import HALF_LETTER, GrowingAnswer, GrowingText
-from realsys.rollout.conversation.message_matching import MessageMatch, path_keys
+from realsys.rollout.conversation.large_texts import beside_loop, size_of
+from realsys.rollout.conversation.message_matching import MessageMatch, key_behind, path_keys
 from realsys.rollout.conversation.reply_grammar import reply_grammar
 from realsys.rollout.conversation.stop_cut import before_stops, cut_at_stop
 from realsys.runtime.first_error import first_error
@@ -324,8 +325,12 @@ class EpisodeSession:
                 fix="leave it out; a training run takes it with task.agent_args.schema=enforce",
             )
         args = request_args(request, self.settings.renderer)
-        keys = path_keys(request.messages, request.tools, self.settings.match, args)
-        parent, prompt = self._prompt(request, keys, args)
+        size = size_of(request)
+        keys = await beside_loop(
+            lambda: path_keys(request.messages, request.tools, self.settings.match, args), size=size
+        )
+        found = self.tree.longest(keys, request.messages)
+        parent, prompt = await beside_loop(lambda: self._prompt(request, found, args), size=size)
         grammar, cut = "", _cut_answer(request, parent)
         if request.continues:
             written = "" if cut is None else self._text(cut.answer.tokens)
@@ -360,8 +365,8 @@ class EpisodeSession:
                 message=messages[-1],
                 num_messages=len(messages),
             )
-            path = path_keys(messages, request.tools, self.settings.match, args)
-            self.tree.add(node, path[-1])
+            before = keys[len(messages) - 1]
+            self.tree.add(node, key_behind(before, messages[-1], self.settings.match))
             nodes.append(node)
             replies.append(reply)
         return ChatResult(
@@ -374,11 +379,14 @@ class EpisodeSession:
         )
 
     def _prompt(
-        self, request: ChatRequest, keys: Sequence[bytes], args: Mapping[str, Any]
+        self,
+        request: ChatRequest,
+        found: tuple[AnswerNode, int] | None,
+        args: Mapping[str, Any],
     ) -> tuple[AnswerNode | None, RenderedChat]:
-        """Finds the answer that the request continues, and renders what is new."""
+        """Renders what is new behind the answer that was found, if the request continues it."""
         renderer, continues = self.settings.renderer, request.continues
-        if (found := self.tree.longest(keys, request.messages)) is not None:
+        if found is not None:
             node, answered = found
             is_cut = answered == len(request.messages) and not node.answer.stopped
             if continues and is_cut and node.message.content == request.messages[-1].content:
