@@ -58,7 +58,7 @@ class Lanes:
         self._buffers: dict[int, tuple[Tensor, Tensor]] = {}  # of one token a row, by rows
 
     def apart(self, parts: int) -> Lanes:
-        """Returns lanes of which ``parts`` lie side by side in one of these; their queries are for texts."""
+        """Returns lanes of which ``parts`` lie side by side in one of these, for texts."""
         num_kv_heads = self.num_lanes * self.shared
         return Lanes(
             self.group * num_kv_heads, num_kv_heads, self.head_dim, shared=self.shared // parts

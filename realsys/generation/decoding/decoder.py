@@ -294,7 +294,7 @@ class FastForward:
         return attend
 
     def reads_in_blocks(self, width: int) -> bool:
-        """True if many tokens of rows of ``width`` positions are attended to block by block: no scores stay."""
+        """True if texts in rows of ``width`` positions are read block by block (text_attention.py)."""
         return not self.fused and self._text_attention.suits(width, self.embedding.dtype)
 
     def _in_blocks(self, positions_BP: Tensor, cache: KeyValues) -> _Attend:

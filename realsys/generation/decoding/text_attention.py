@@ -1,17 +1,20 @@
 """Attention of many tokens of a row on a CPU: block by block, each against no more than it sees.
 
-For prompts. The products, softmax and sums are those of ``Lanes.attend``, bit for bit, so that a token may be
-read or decoded (decoder.py, batch invariance); held by tests/unit/generation/test_text_attention.py. What is
-saved: nothing is multiplied with positions behind a block, nothing is masked in front of it, a block's scores stay in a
-processor's cache between their four uses, key heads that share a lane for a few queries' sake part again, and each
-thread has blocks of its own: threads that share each product wait for one another at each, for milliseconds where
-something else runs on their cores.
+For prompts. The products, softmax and sums are those of ``Lanes.attend``, bit for bit, so that a token may
+be read or decoded (decoder.py, batch invariance). What is saved:
+
+- nothing is multiplied with positions behind a block, and nothing is masked in front of it;
+- a block's scores stay in a processor's cache between their four uses;
+- key heads that share a lane for a few queries' sake part again;
+- each thread has blocks of its own. Threads that share each product wait for one another at each, for
+  milliseconds where something else runs on their cores.
 
 Shape suffixes as in attention.py; S lanes of texts in a lane of the cache.
 """
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -25,6 +28,7 @@ _SCORES_OF_THREADS = 1 << 21  # of a layer; with fewer the calling thread comput
 _TOKENS = 128  # of a block: on average half of them are looked at for nothing
 _MIN_COLUMNS = 16  # narrower values take other kernels, with other last bits
 _MAX_TERMS = 192  # longer sums are made in another order: with heads apart they would be shorter
+_START_S = 300.0
 _SHORT = 256  # positions; rows of fewer are attended to together (``Lanes.attend``)
 
 
@@ -44,7 +48,7 @@ class TextAttention:
         self._num_threads = 0  # of these
 
     def suits(self, width: int, dtype: torch.dtype) -> bool:
-        """True if this is quicker for rows of ``width`` positions than ``Lanes.attend``, and gives the same."""
+        """True if this gives what ``Lanes.attend`` does, sooner, for rows of ``width`` positions."""
         exact = dtype in (torch.float32, torch.float64)
         return exact and width >= _SHORT and self._lanes.width >= _MIN_COLUMNS
 
@@ -101,6 +105,10 @@ class TextAttention:
                 initargs=(1,),
             )
             self._num_threads = num
+            # All of them begin now: what each sets for itself is the default of threads that come later.
+            together = threading.Barrier(num)
+            list(self._pool.map(lambda _: together.wait(_START_S), range(num)))
+            torch.set_num_threads(num)
         return self._pool
 
     def _blocks(self, length: int, first: int, num_queries: int) -> list[tuple[int, int]]:
@@ -121,9 +129,7 @@ def _split_of(lanes: Lanes) -> int:
         return 1
     shared = lanes.shared
     least = min(lanes.width, _MIN_COLUMNS)
-    return max(
-        s for s in range(1, shared + 1) if shared % s == 0 and lanes.width // s >= least
-    )
+    return max(s for s in range(1, shared + 1) if shared % s == 0 and lanes.width // s >= least)
 
 
 def _attend_block(

@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import sys
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, NoReturn
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -31,6 +29,7 @@ from realsys.generation.decoding.decoder import (
 )
 from realsys.generation.decoding.generic_decoder import GenericSlots
 from realsys.generation.decoding.slots import FastSlots, Slots
+from realsys.generation.engine.banned_tokens import BannedTokens, find_banned
 from realsys.generation.engine.engine_requests import GenerationOutput, GenerationRequest
 from realsys.generation.engine.long_texts import LongTexts
 from realsys.generation.engine.row import WHERE, Rooms, Row, check_request, within
@@ -42,26 +41,14 @@ from realsys.generation.engine.token_grammar import GrammarReader, TokenGrammar
 _COMPACT_BELOW = 0.75
 
 
-@dataclass
-class _BannedTokens:
-    """Tokens that rows must not sample now: stop tokens that come too early, what a grammar leaves out.
-
-    Attributes:
-        mask: bool ``[slots, vocabulary]``; None: no bans.
-        steps_left: for which this holds, unless other rows run, or in other slots.
-    """
-
-    mask: torch.Tensor | None = None
-    steps_left: int = 0
-
-
 class ContinuousEngine:
     """Generates for requests with the weights of ``module``, up to ``max_running`` at once.
 
     Not thread-safe: one thread calls it. It has no clock and does no I/O. A model without a fast path
     (decoder.py) is computed row by row, which is slow. With one, in float32 on a CPU, tokens and log-probs
     of a request are the same, bit for bit, whatever other requests run at the same time, whether an
-    answer is made in one request or in several, however often it is retracted, and in whatever pieces its text is read.
+    answer is made in one request or in several, however often it is retracted, and in whatever pieces its
+    text is read.
 
     Args:
         module: causal LM of transformers with whole weights; read in place, see ``set_version``.
@@ -114,7 +101,7 @@ class ContinuousEngine:
             size = rounded(max_running, LARGEST_GRANULE)
             self._tokens = torch.full((size,), pad_token_id, device=self.device)
         self._sampler = SlotSampler(self.device, textless)
-        self._banned = _BannedTokens()
+        self._banned = BannedTokens()
         self._waiting: deque[Row] = deque()
         self._long = LongTexts(self.slots, read_tokens)
         self._running: dict[int, Row] = {}  # by slot, in the order of their admission
@@ -199,7 +186,7 @@ class ContinuousEngine:
             return self._read_piece()
         num_slots = max(self._running) + 1
         if self._banned.steps_left == 0:
-            self._banned = self._find_banned()
+            self._banned = find_banned(self._running, self._vocabulary, self.device)
         self._banned.steps_left -= 1
         tokens, logprobs, kept = self._sampler.pick_kept(logits[:num_slots], self._banned.mask)
         self._tokens[:num_slots] = tokens
@@ -330,19 +317,24 @@ class ContinuousEngine:
                 continue
             longest, highest = needed
             if self.read_tokens is not None and (text := self._waiting[0].text) not in read:
-                to_read += 0 if self._waiting[0] is self._long.finished else self.slots.num_new(text)
+                to_read += (
+                    0 if self._waiting[0] is self._long.finished else self.slots.num_new(text)
+                )
                 if admitted and to_read > self.read_tokens:
                     break
                 read.add(text)
             row = self._waiting.popleft()
-            row.slot, row.version = heapq.heappop(self._free), self._long.admitted(row, self.version)
+            row.slot, row.version = (
+                heapq.heappop(self._free),
+                self._long.admitted(row, self.version),
+            )
             self._running[row.slot] = row
             request = row.request
             picking = Picking.of(request.gconfig, kept=request.return_kept)
             self._num_kept += request.return_kept
             self._sampler.add(row.slot, picking, seed=request.seed, position=row.number)
             admitted.append(row)
-            self._banned = _BannedTokens()
+            self._banned = BannedTokens()
         if admitted and self.max_tokens is not None:
             most = max(row.most for row in self._running.values())
             self._crowded = not self._fit(max(self._running) + 1, most)
@@ -386,27 +378,6 @@ class ContinuousEngine:
             logits = more
         logits[torch.tensor(slots, device=self.device)] = new
         return logits
-
-    def _find_banned(self) -> _BannedTokens:
-        """Finds what rows must not sample, and for how many steps that holds."""
-        early, words, steps_left = dict[int, list[int]](), dict[int, Any](), sys.maxsize
-        for slot, row in self._running.items():
-            if row.grammar is not None:
-                steps_left, words[slot] = 1, row.grammar.allowed()
-            elif (left := row.request.gconfig.min_new_tokens - len(row.output.tokens)) > 0:
-                steps_left = min(steps_left, left)
-                early[slot] = [token for token in row.stop_ids if token < self._vocabulary]
-        if not early and not words:
-            return _BannedTokens(None, steps_left)
-        shape = (max(self._running) + 1, self._vocabulary)
-        mask = torch.zeros(shape, dtype=torch.bool, device=self.device)
-        for slot, tokens in early.items():
-            mask[slot, tokens] = True
-        if words:
-            packed = torch.from_numpy(np.stack(list(words.values()))).to(self.device)
-            bits = packed[:, :, None] >> torch.arange(32, device=self.device) & 1
-            mask[list(words)] = bits.flatten(1)[:, : self._vocabulary] == 0
-        return _BannedTokens(mask, steps_left)
 
     def _append(
         self, rows: Sequence[Row], tokens: Sequence[float], logprobs: Sequence[float]
@@ -456,7 +427,7 @@ class ContinuousEngine:
             del self._running[row.slot]
             heapq.heappush(self._free, row.slot)
             row.slot = -1
-        self._banned = _BannedTokens()
+        self._banned = BannedTokens()
 
     def _arrange(self) -> None:
         """Sorts rows by length, longest first, if that saves more than it costs."""
@@ -486,7 +457,7 @@ class ContinuousEngine:
         for slot, row in enumerate(by_length):
             row.slot = slot
         self._running = {row.slot: row for row in rows}
-        self._banned = _BannedTokens()
+        self._banned = BannedTokens()
         self._free = list(range(num, self.max_running))
 
     def _check(self, request: GenerationRequest) -> None:

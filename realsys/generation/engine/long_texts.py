@@ -1,8 +1,8 @@
 """Long texts are read a piece at a time, in turn with the steps of all other requests.
 
-For ``ContinuousEngine``. One text is read at a time, those that came later wait for it; requests with shorter texts
-don't. A text that was read is the next to get a slot. The pieces follow from a text's own length: where a kernel's
-last bits depend on them, they don't depend on what else runs.
+For ``ContinuousEngine``. One text is read at a time, those that came later wait for it; requests with
+shorter texts don't. A text that was read is the next to get a slot. The pieces follow from a text's own
+length: where a kernel's last bits depend on them, they don't depend on what else runs.
 
     waiting ──takes──▶ long texts ──read_piece … read_piece──▶ finished, waiting again ──▶ running
 """
@@ -46,7 +46,9 @@ class LongTexts:
         self.rows: deque[Row] = deque()
         self.finished: Row | None = None
         self._begun: Row | None = None
-        self._version = 0  # of the weights that all of the begun or finished text was read with; -1: of several
+        self._version = (
+            0  # of the weights that all of the begun or finished text was read with; -1: of several
+        )
         self._was_last = False  # the newest step read a piece
 
     def takes(self, row: Row) -> bool:

@@ -1,4 +1,4 @@
-"""When an answer that grows is read again, and how little of it is decoded anew: all readings take linear time.
+"""When an answer that grows is read again, and how little of it is decoded anew: linear time in all.
 
 Pure, given the decoder.
 """
@@ -33,8 +33,8 @@ class GrowingAnswer:
 class GrowingText:
     """Decodes an answer that grows, from the last place where no letter was under way.
 
-    Some tokens before that place are decoded again, for decoders that look back (a blank at the beginning of
-    a text is left out). Where a decoder changes what stood before, all is decoded.
+    Some tokens before that place are decoded again, for decoders that look back (some leave out a blank at
+    the beginning of a text). Where a decoder changes what stood before, all is decoded.
 
     Args:
         whole: decodes all of an answer.
@@ -54,7 +54,7 @@ class GrowingText:
         self._text, self._num_settled = "", 0
 
     def of(self, tokens: Sequence[int]) -> str:
-        """Returns the text of all of the answer's tokens so far, which begin with those of the call before."""
+        """Returns the text of all tokens so far, which begin with those of the call before."""
         new = list(tokens[self._num_settled :])
         seen = self._decode([*self._last, *new])
         if not seen.startswith(self._known):

@@ -27,8 +27,7 @@ def size_of(request: ChatRequest) -> int:
 async def beside_loop(work: Callable[[], T], *, size: int) -> T:
     """Returns what ``work`` does: in a thread if it is of ``LARGE`` characters or more, else at once.
 
-    A call of its own thread ends when it ends, even if the task that waits for it is cancelled: it must change
-    nothing.
+    The work goes on when the task that waits for it is cancelled, so it must change nothing.
     """
     return work() if size < LARGE else await asyncio.to_thread(work)
 

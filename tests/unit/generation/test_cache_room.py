@@ -17,7 +17,7 @@ from realsys.api.model import (
 )
 from realsys.backends.hf.local_engine import _cache_tokens
 from realsys.generation.decoding.attention import KeyValues
-from realsys.generation.decoding.slots import grown_size
+from realsys.generation.decoding.cache_shapes import grown_size
 from realsys.generation.embedded_settings import EmbeddedSettings
 from realsys.generation.engine.cache_room import needs_of, room_on_gpu, tokens_that_fit
 from realsys.generation.engine.continuous import ContinuousEngine

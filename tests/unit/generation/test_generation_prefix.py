@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from realsys.generation.decoding.cache_shapes import rectangles
 from realsys.generation.decoding.prefix import PrefixCache
-from realsys.generation.decoding.slots import rectangles
 
 texts = st.lists(st.integers(0, 3), max_size=6).map(tuple)
 

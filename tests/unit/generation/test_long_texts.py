@@ -6,7 +6,8 @@ from near import near
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from realsys.api.model import GenerationHyperparameters
-from realsys.generation.decoding.generic_decoder import continues_texts
+from realsys.generation.decoding.decoder import FastForward
+from realsys.generation.decoding.generic_decoder import GenericDecoder, continues_texts
 from realsys.generation.engine.continuous import ContinuousEngine
 from realsys.generation.engine.engine_requests import GenerationRequest
 from realsys.generation.engine.long_texts import piece_size
@@ -63,18 +64,16 @@ def finished(engine):
 def forwards(module, monkeypatch):
     """Tokens of each forward pass of the model, padding included."""
     sizes = []
-    for owner, name in (
-        ("realsys.generation.decoding.decoder.FastForward", "run"),
-        ("realsys.generation.decoding.generic_decoder.GenericDecoder", "_forward"),
-    ):
-        room, _, cls = owner.rpartition(".")
-        kind = getattr(__import__(room, fromlist=[cls]), cls)
 
-        def counting(self, tokens, *args, _real=getattr(kind, name), **kwargs):
+    def counted(real):
+        def counting(self, tokens, *args, **kwargs):
             sizes.append(tokens.numel())
-            return _real(self, tokens, *args, **kwargs)
+            return real(self, tokens, *args, **kwargs)
 
-        monkeypatch.setattr(kind, name, counting)
+        return counting
+
+    for kind, name in ((FastForward, "run"), (GenericDecoder, "_forward")):
+        monkeypatch.setattr(kind, name, counted(getattr(kind, name)))
     return sizes
 
 

@@ -28,7 +28,9 @@ def rows_of(lanes, begins, length):
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize(("begins", "length"), [([0], 272), ([300, 41], 64), ([3, 0, 250], 32)])
-def test_bits_are_those_of_all_rows_together(monkeypatch, one_thread, threads, shape, begins, length):
+def test_bits_are_those_of_all_rows_together(
+    monkeypatch, one_thread, threads, shape, begins, length
+):
     lanes = Lanes(*shape)
     cache, positions, q = rows_of(lanes, begins, length)
     mask = lanes.mask(positions, cache.width, torch.float32)

@@ -1,4 +1,4 @@
-"""A streamed answer is decoded from the last letter that is whole: the text of all of it, in linear time."""
+"""A streamed answer is decoded from its last whole letter: the text of all of it, in linear time."""
 
 from __future__ import annotations
 
