@@ -9,6 +9,8 @@ be read or decoded (decoder.py, batch invariance). What is saved:
 - each thread has blocks of its own. Threads that share each product wait for one another at each, for
   milliseconds where something else runs on their cores.
 
+Kernels that sum otherwise (the oldest of MKL do) are found by a trial, and texts are then read as before.
+
 Shape suffixes as in attention.py; S lanes of texts in a lane of the cache.
 """
 
@@ -42,15 +44,32 @@ class TextAttention:
 
     def __init__(self, lanes: Lanes, granule: int) -> None:
         self._granule = granule
-        self._split = _split_of(lanes)  # S
+        self._own, self._split = lanes, _split_of(lanes)  # S
         self._lanes = lanes.apart(self._split)
         self._pool: ThreadPoolExecutor | None = None
         self._num_threads = 0  # of these
+        self._agrees: bool | None = None
 
     def suits(self, width: int, dtype: torch.dtype) -> bool:
         """True if this gives what ``Lanes.attend`` does, sooner, for rows of ``width`` positions."""
-        exact = dtype in (torch.float32, torch.float64)
-        return exact and width >= _SHORT and self._lanes.width >= _MIN_COLUMNS
+        if dtype != torch.float32 or width < _SHORT or self._lanes.width < _MIN_COLUMNS:
+            return False
+        if self._agrees is None:
+            self._agrees = self._tried()
+        return self._agrees
+
+    def _tried(self) -> bool:
+        """Tries on random numbers whether this processor's kernels sum in the same order either way."""
+        lanes, draw = self._own, torch.Generator().manual_seed(1)
+        begin, length = 5 * PIECE + 44, 64
+        cache = KeyValues(lanes, 1, 1, seen_width(begin + length), torch.zeros(1))
+        for x in cache.tensors:
+            x[0, :, : begin + length].normal_(generator=draw)
+        heads = lanes.num_lanes * lanes.shared * lanes.group
+        q = torch.randn(length, heads, lanes.head_dim, generator=draw)
+        mask = lanes.mask(torch.arange(begin, begin + length)[None], cache.width, q.dtype)
+        y = lanes.attend(lanes.queries(q, length), cache.keys[0], cache.values[0], mask)
+        return torch.equal(self.attend(q, cache, 0, [begin]), lanes.outputs(y, length))
 
     def attend(self, q_NHD: Tensor, cache: KeyValues, layer: int, begins: list[int]) -> Tensor:
         """Computes ``[N, H * D]`` for row i's tokens at ``begins[i]`` and the positions behind it.

@@ -46,9 +46,7 @@ class LongTexts:
         self.rows: deque[Row] = deque()
         self.finished: Row | None = None
         self._begun: Row | None = None
-        self._version = (
-            0  # of the weights that all of the begun or finished text was read with; -1: of several
-        )
+        self._version = 0  # of the weights that read the begun or finished text; -1: of several
         self._was_last = False  # the newest step read a piece
 
     def takes(self, row: Row) -> bool:

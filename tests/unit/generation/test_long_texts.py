@@ -1,5 +1,7 @@
 """Long texts are read in pieces: others go on between them, and nothing of an answer changes."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from near import near
@@ -97,9 +99,9 @@ def test_all_of_a_long_text_is_read_once(module, forwards):
 
 
 def test_answers_are_those_of_texts_read_whole(module):
-    requests = [request_of("a", LONG), request_of("b", SHORT), request_of("c", LONG[:90])]
+    requests = [request_of("a", LONG * 2), request_of("b", SHORT), request_of("c", LONG[:90])]
     made = []
-    for read_tokens in (None, MOST, 1):
+    for read_tokens in (None, MOST, 100):
         engine = ContinuousEngine(module, read_tokens=read_tokens)
         for request in requests:
             engine.submit(request)
@@ -111,6 +113,19 @@ def test_answers_are_those_of_texts_read_whole(module):
             assert output.logprobs == near(whole[rid].logprobs)
             if isinstance(module, LlamaForCausalLM):
                 assert output.logprobs == whole[rid].logprobs
+
+
+def test_tokens_of_a_long_text_are_the_same_read_or_sampled():
+    module, prompt = llama(), LONG * 2
+    whole = ContinuousEngine(module, prefix_bytes=0)
+    whole.submit(request_of("whole", prompt, max_new_tokens=8))
+    output = finished(whole)["whole"]
+    for cut in (1, 5):
+        engine = ContinuousEngine(module, prefix_bytes=0, read_tokens=100)
+        asked = request_of("rest", (*prompt, *output.tokens[:cut]), max_new_tokens=8 - cut)
+        engine.submit(replace(asked, seed=len(prompt), position=cut))
+        rest = finished(engine)["rest"]
+        assert (rest.tokens, rest.logprobs) == (output.tokens[cut:], output.logprobs[cut:])
 
 
 def test_several_long_texts_are_read_one_by_one_and_short_ones_pass(module):
