@@ -123,7 +123,8 @@ def prefill(num_tokens: int, rounds: int) -> None:
         cpu = min(b[1] for _, b in times) / min(a[1] for a, _ in times)
         say(
             f"prefill {name}, {length} tokens: transformers {min(a[0] for a, _ in times):.2f} s; "
-            f"times that: best {best:.2f}, median of rounds {statistics.median(wall):.2f}, processor time {cpu:.2f}"
+            f"times that: best {best:.2f}, median of rounds {statistics.median(wall):.2f}, "
+            f"processor time {cpu:.2f}"
         )
 
 
@@ -168,7 +169,8 @@ async def beside(num_tokens: int, count: int) -> None:
         say(
             f"beside, {name}: a request of {SHORT} tokens waits {waits[len(waits) // 2] / alone_s:.3f} "
             f"of what {num_tokens} tokens take alone, at most {waits[-1] / alone_s:.3f}; "
-            f"idle {idle_s / alone_s:.4f}; the long one takes {statistics.median(longs) / alone_s:.2f} of it ({count} requests)"
+            f"idle {idle_s / alone_s:.4f}; the long one takes {statistics.median(longs) / alone_s:.2f} "
+            f"of it ({count} requests)"
         )
 
 

@@ -122,6 +122,8 @@ class _BegunRow:
 class GenericSlots:
     """``Slots`` (slots.py) over any causal LM of transformers. Nothing is shared or remembered."""
 
+    shares_texts = False
+
     def __init__(self, module: nn.Module) -> None:
         self.module: Any = module
         self.device = next(module.parameters()).device

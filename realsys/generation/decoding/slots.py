@@ -48,6 +48,8 @@ class Slots(Protocol):
     def num_new(self, text: tuple[int, ...]) -> int:
         """Number of the text's tokens that ``read`` would have to compute."""
 
+    shares_texts: bool  # equal texts that are read together are computed once
+
     @property
     def reads_in_pieces(self) -> bool:
         """True if a text may be read a few tokens at a time: ``begin`` … ``read_piece`` … ``read``."""
@@ -145,6 +147,8 @@ class FastSlots:
     Args:
         max_cells: limit of the rectangle, rows times positions, which the caller must not exceed.
     """
+
+    shares_texts = True
 
     def __init__(
         self,

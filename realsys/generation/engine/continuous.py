@@ -317,16 +317,15 @@ class ContinuousEngine:
                 continue
             longest, highest = needed
             if self.read_tokens is not None and (text := self._waiting[0].text) not in read:
-                to_read += (
-                    0 if self._waiting[0] is self._long.finished else self.slots.num_new(text)
-                )
+                is_read = self._waiting[0] in self._long.finished
+                to_read += 0 if is_read else self.slots.num_new(text)
                 if admitted and to_read > self.read_tokens:
                     break
                 read.add(text)
             row = self._waiting.popleft()
             row.slot, row.version = (
                 heapq.heappop(self._free),
-                self._long.admitted(row, self.version),
+                self._long.version_of(row, self.version),
             )
             self._running[row.slot] = row
             request = row.request
@@ -341,8 +340,7 @@ class ContinuousEngine:
         return admitted
 
     def _read_piece(self) -> list[GenerationOutput]:
-        if (row := self._long.read_piece(self.version)) is not None:
-            self._waiting.appendleft(row)
+        self._waiting.extendleft(reversed(self._long.read_piece(self.version)))
         return []
 
     def _fit(self, num_rows: int, longest: int) -> bool:
@@ -367,6 +365,7 @@ class ContinuousEngine:
         """Prefills the texts of ``rows``; returns the logits by slot with theirs included."""
         slots = [row.slot for row in rows]
         new, cached = self.slots.read([row.text for row in rows], slots)
+        self._long.note_read(rows)
         for row, num in zip(rows, cached, strict=True):
             if not row.output.tokens:  # otherwise it was retracted and prefilled before
                 row.output.cached_tokens = num

@@ -141,6 +141,29 @@ def test_several_long_texts_are_read_one_by_one_and_short_ones_pass(module):
     assert ended == ["long 0", "long 1", "long 2"]
 
 
+@pytest.mark.parametrize("module", [llama], indirect=True)
+def test_answers_to_the_same_long_text_read_it_once(module, forwards):
+    engine = ContinuousEngine(module, read_tokens=MOST, prefix_bytes=0)
+    for i in range(4):
+        engine.submit(request_of(str(i), LONG, max_new_tokens=1))
+    engine.submit(request_of("other", LONG[1:], max_new_tokens=1))
+    assert len({tuple(o.tokens) for rid, o in finished(engine).items() if rid != "other"}) == 1
+    assert sum(forwards) < 2 * len(LONG) + 20
+    assert engine.slots._begun is None
+
+
+def test_of_equal_texts_some_are_aborted(module):
+    for num_steps in (3, 10, 11):
+        engine = ContinuousEngine(module, read_tokens=MOST, prefix_bytes=0, max_running=1)
+        for i in range(3):
+            engine.submit(request_of(str(i), LONG))
+        for _ in range(num_steps):
+            engine.step()
+        engine.abort("0")
+        engine.abort("2")
+        assert sorted(finished(engine)) == ["1"]
+
+
 @pytest.mark.parametrize("num_steps", [0, 1, 3, 10])
 def test_work_ends_when_a_long_request_is_aborted(module, forwards, num_steps):
     engine = ContinuousEngine(module, read_tokens=MOST)
