@@ -13,7 +13,7 @@ _LONGEST_TO_SHORTEST = 1.25  # of rows that are read together, padded to the lon
 
 
 def rectangles(
-    lengths: Sequence[int], begins: Sequence[int], *, max_tokens: int, max_cells: int
+    lengths: Sequence[int], begins: Sequence[int], *, max_tokens: int, max_entries: int
 ) -> list[list[int]]:
     """Groups rows to prefill together, by index: similar lengths, and bounded tokens with padding.
 
@@ -26,7 +26,7 @@ def rectangles(
         group = groups[-1] if groups else []
         num, known = len(group) + 1, max(begin, begins[i])
         fits = bool(group) and num * lengths[i] <= max_tokens
-        fits = fits and num * (known + lengths[i]) <= max_cells
+        fits = fits and num * (known + lengths[i]) <= max_entries
         if fits and lengths[i] <= max(lengths[group[0]] * _LONGEST_TO_SHORTEST, 8):
             group.append(i)
             begin = known
@@ -43,15 +43,15 @@ def grown_size(
     most_rows: int,
     granule: int,
     least_rows: int,
-    max_cells: int | None,
+    max_entries: int | None,
 ) -> tuple[int, int]:
     """Returns the new size of a cache, rows and positions, for the given need.
 
-    At least twice of what there was, where it grows. Where that would be more than ``max_cells``, it is as
+    At least twice of what there was, where it grows. Where that would be more than ``max_entries``, it is as
     tight as it has to be, in both directions, and what is left of these is shared by the two. A need
-    beyond ``max_cells`` is met too: by no more than ``_LINE - 1`` positions a row above it.
+    beyond ``max_entries`` is met too: by no more than ``_LINE - 1`` positions a row above it.
 
-    >>> grown_size((64, 48), (3, 1000), most_rows=64, granule=8, least_rows=2, max_cells=4096)
+    >>> grown_size((64, 48), (3, 1000), most_rows=64, granule=8, least_rows=2, max_entries=4096)
     (3, 1360)
     """
     if need[0] <= have[0] and need[1] <= have[1]:
@@ -64,12 +64,12 @@ def grown_size(
     if need[1] > width:
         # An odd number of lines: those an even number apart would share a few sets of a cache.
         width = rounded(max(need[1], 2 * width, _LEAST_ROOM), _LINE) | _LINE
-    if max_cells is None or rows * width <= max_cells:
+    if max_entries is None or rows * width <= max_entries:
         return rows, width
     rows, width = max(need[0], least_rows), rounded(need[1], _LINE)
-    if (room := max_cells / (rows * width)) > 1:
+    if (room := max_entries / (rows * width)) > 1:
         rows = max(rows, min(int(rows * math.sqrt(room)), most_rows))
-        lines = max_cells // rows // _LINE
+        lines = max_entries // rows // _LINE
         width = max(width, (lines - (lines % 2 == 0)) * _LINE)
     return rows, width
 

@@ -110,7 +110,7 @@ def without_dropout(module: nn.Module) -> Iterator[None]:
 
 
 @dataclass
-class _BegunRow:
+class _PartialRow:
     """A text that is read in pieces."""
 
     text: tuple[int, ...]
@@ -128,7 +128,7 @@ class GenericSlots:
         self.module: Any = module
         self.device = next(module.parameters()).device
         self.rows: dict[int, GenericDecoder] = {}
-        self._begun: _BegunRow | None = None
+        self._partial: _PartialRow | None = None
 
     def read(
         self, texts: Sequence[tuple[int, ...]], slots: Sequence[int]
@@ -137,10 +137,10 @@ class GenericSlots:
         with without_dropout(self.module):
             for text, slot in zip(texts, slots, strict=True):
                 tick()
-                begun = self._begun
-                if begun is not None and begun.text == text and begun.logits is not None:
-                    self.rows[slot], self._begun = begun.row, None
-                    logits.append(begun.logits)
+                partial = self._partial
+                if partial is not None and partial.text == text and partial.logits is not None:
+                    self.rows[slot], self._partial = partial.row, None
+                    logits.append(partial.logits)
                     continue
                 row = self.rows[slot] = GenericDecoder(self.module)
                 tokens = torch.tensor([text], device=self.device)
@@ -155,25 +155,25 @@ class GenericSlots:
         return continues_texts(self.module)
 
     def begin(self, text: tuple[int, ...]) -> None:
-        self._begun = _BegunRow(text, GenericDecoder(self.module))
+        self._partial = _PartialRow(text, GenericDecoder(self.module))
 
     def read_piece(self, num_tokens: int) -> int:
-        begun = self._begun
-        assert begun is not None
-        piece = begun.text[begun.num_read : begun.num_read + num_tokens]
+        partial = self._partial
+        assert partial is not None
+        piece = partial.text[partial.num_read : partial.num_read + num_tokens]
         tokens = torch.tensor([piece], device=self.device)
         with without_dropout(self.module):
-            if begun.num_read:
-                after = begun.row.extend(tokens)
+            if partial.num_read:
+                after = partial.row.extend(tokens)
             else:
-                after = begun.row.prefill(tokens, torch.ones_like(tokens, dtype=torch.bool))
-        begun.num_read += len(piece)
-        if not (left := len(begun.text) - begun.num_read):
-            begun.logits = after
+                after = partial.row.prefill(tokens, torch.ones_like(tokens, dtype=torch.bool))
+        partial.num_read += len(piece)
+        if not (left := len(partial.text) - partial.num_read):
+            partial.logits = after
         return left
 
     def drop(self) -> None:
-        self._begun = None
+        self._partial = None
 
     def step(self, tokens: Tensor, num_slots: int) -> Tensor:
         found: dict[int, Tensor] = {}

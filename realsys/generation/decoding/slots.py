@@ -55,16 +55,16 @@ class Slots(Protocol):
         """True if a text may be read a few tokens at a time: ``begin`` … ``read_piece`` … ``read``."""
 
     def begin(self, text: tuple[int, ...]) -> None:
-        """Begins to read a text in pieces, beside all slots; in place of one that was begun before."""
+        """Begins to read a text in pieces, beside all slots; in place of one that was started before."""
 
     def read_piece(self, num_tokens: int) -> int:
-        """Reads so many more tokens of the text that was begun; returns how many are left.
+        """Reads so many more tokens of the text that was started; returns how many are left.
 
         With none left ``read`` finds the text read, once.
         """
 
     def drop(self) -> None:
-        """Forgets the text that was begun."""
+        """Forgets the text that was started."""
 
     def step(self, tokens: Tensor, num_slots: int) -> Tensor:
         """Appends ``tokens[slot]`` to each row; returns logits ``[num_slots or more, V]``.
@@ -117,7 +117,7 @@ class _Prefill:
 
 
 @dataclass
-class _BegunText:
+class _PartialText:
     """A text that is read in pieces, in a cache of its own.
 
     Attributes:
@@ -169,7 +169,7 @@ class FastSlots:
         self._cutting = ON_GPU if forward.fused else ON_CPU
         self._read_tokens = READ_TOKENS_FUSED if forward.fused else _READ_TOKENS
         self._disorder = ReorderPolicy(self._cutting)
-        self._begun: _BegunText | None = None
+        self._partial: _PartialText | None = None
 
     # ---- reading ------------------------------------------------------------------------------
 
@@ -190,13 +190,13 @@ class FastSlots:
             assert reading.prefix.logits is not None
             _copy(reading.prefix, reading.known, self.cache.tensors, reading.slots)
             logits[text] = reading.prefix.logits
-        if (begun := self._taken(texts)) is not None:
-            cached[texts.index(begun.text)] = begun.known
+        if (partial := self._taken(texts)) is not None:
+            cached[texts.index(partial.text)] = partial.known
         for group in rectangles(
             [r.num_new for r in new],
             [r.known for r in new],
             max_tokens=self._read_tokens,
-            max_cells=READ_CELLS * self._read_tokens,
+            max_entries=READ_CELLS * self._read_tokens,
         ):
             tick()
             batch = [new[i] for i in group]
@@ -207,15 +207,15 @@ class FastSlots:
         self._put_lengths()
         return torch.stack([logits[text] for text in texts]), cached
 
-    def _taken(self, texts: Sequence[tuple[int, ...]]) -> _BegunText | None:
+    def _taken(self, texts: Sequence[tuple[int, ...]]) -> _PartialText | None:
         """Lets go of the text that was read in pieces, as a prefix, if it is one of ``texts``."""
-        begun = self._begun
-        if begun is None or begun.logits is None or begun.text not in texts:
+        partial = self._partial
+        if partial is None or partial.logits is None or partial.text not in texts:
             return None
-        if begun.is_current and self.prefixes.max_bytes:
-            self._remember(begun.cache.tensors, [0], [begun.text], [begun.logits])
-        self._begun = None
-        return begun
+        if partial.is_current and self.prefixes.max_bytes:
+            self._remember(partial.cache.tensors, [0], [partial.text], [partial.logits])
+        self._partial = None
+        return partial
 
     @property
     def reads_in_pieces(self) -> bool:
@@ -228,26 +228,26 @@ class FastSlots:
         cache = forward.cache(1, seen_width(len(text) + forward.padded_length(1, 1)))
         if prefix is not None:
             _copy(prefix, known, cache.tensors, [0])
-        self._begun = _BegunText(text, known, known, cache)
+        self._partial = _PartialText(text, known, known, cache)
 
     def read_piece(self, num_tokens: int) -> int:
-        begun = self._begun
-        assert begun is not None
-        first = begun.num_read
-        piece = begun.text[first : first + num_tokens]
+        partial = self._partial
+        assert partial is not None
+        first = partial.num_read
+        piece = partial.text[first : first + num_tokens]
         length = self.forward.padded_length(1, len(piece))
         padding = [0] * (length - len(piece))  # the next piece's take its place
         tokens = torch.tensor([[*piece, *padding]], device=self.forward.device)
         positions = torch.arange(first, first + length, device=self.forward.device)[None]
-        hidden = self._in_pieces(tokens, positions, begun.cache, fresh=first == 0)
-        begun.num_read += len(piece)
-        left = len(begun.text) - begun.num_read
+        hidden = self._in_pieces(tokens, positions, partial.cache, fresh=first == 0)
+        partial.num_read += len(piece)
+        left = len(partial.text) - partial.num_read
         if not left:
-            begun.logits = self.forward.logits(hidden, [len(piece) - 1])[0]
+            partial.logits = self.forward.logits(hidden, [len(piece) - 1])[0]
         return left
 
     def drop(self) -> None:
-        self._begun = None
+        self._partial = None
 
     def num_new(self, text: tuple[int, ...]) -> int:
         known, _ = self.prefixes.longest(text) or (0, None)
@@ -262,11 +262,11 @@ class FastSlots:
                 readings[text].slots.append(slot)
                 continue
             if (
-                self._begun is not None
-                and self._begun.text == text
-                and self._begun.logits is not None
+                self._partial is not None
+                and self._partial.text == text
+                and self._partial.logits is not None
             ):
-                readings[text] = _Prefill(text, [slot], len(text), self._begun.as_prefix)
+                readings[text] = _Prefill(text, [slot], len(text), self._partial.as_prefix)
                 continue
             known, prefix = self.prefixes.longest(text) or (0, None)
             if prefix is not None and known == len(text) and prefix.logits is None:
@@ -409,8 +409,8 @@ class FastSlots:
 
     def forget_prefixes(self) -> None:
         self.prefixes.clear()
-        if self._begun is not None:
-            self._begun.is_current = False
+        if self._partial is not None:
+            self._partial.is_current = False
 
     def reload(self) -> None:
         self.forward.reload()
@@ -431,7 +431,7 @@ class FastSlots:
             most_rows=self.max_rows,
             granule=granule,
             least_rows=self.forward.least_rows,
-            max_cells=self.max_cells,
+            max_entries=self.max_cells,
         )
         old.resize(*shape)
         num = rounded(shape[0], granule)

@@ -47,8 +47,8 @@ class LongTexts:
         self._slots, self._read_tokens = slots, read_tokens
         self.rows: deque[Row] = deque()
         self.finished: list[Row] = []
-        self._begun: Row | None = None
-        self._version = 0  # of the weights that read the begun or finished text; -1: of several
+        self._partial: Row | None = None
+        self._version = 0  # of the weights that read the started or finished text; -1: of several
         self._was_last = False  # the newest step read a piece
 
     def takes(self, row: Row) -> bool:
@@ -66,16 +66,16 @@ class LongTexts:
         """Reads a piece; returns the rows whose text it finished."""
         row = self.rows[0]
         assert self._read_tokens is not None
-        if self._begun is not row:
+        if self._partial is not row:
             self._slots.begin(row.text)
-            self._begun, self._version = row, version
+            self._partial, self._version = row, version
         self._was_last = True
         if self._slots.read_piece(piece_size(row.length, self._read_tokens)):
             return []
         equal = [row, *self._equal(row)] if self._slots.shares_texts else [row]
         for read in equal:
             self.rows.remove(read)
-        self._begun, self.finished = None, equal
+        self._partial, self.finished = None, equal
         return list(equal)
 
     def _equal(self, row: Row) -> list[Row]:
@@ -103,7 +103,7 @@ class LongTexts:
         """Lets go of a row that waits for nothing any more; True if it was among ``rows``."""
         if row in self.finished:
             self.finished.remove(row)
-        if row is self._begun or not (self._begun or self.finished):
+        if row is self._partial or not (self._partial or self.finished):
             self._forget()
         if row not in self.rows:
             return False
@@ -119,4 +119,4 @@ class LongTexts:
 
     def _forget(self) -> None:
         self._slots.drop()
-        self._begun, self.finished = None, []
+        self._partial, self.finished = None, []

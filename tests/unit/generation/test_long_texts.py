@@ -149,7 +149,7 @@ def test_answers_to_the_same_long_text_read_it_once(module, forwards):
     engine.submit(request_of("other", LONG[1:], max_new_tokens=1))
     assert len({tuple(o.tokens) for rid, o in finished(engine).items() if rid != "other"}) == 1
     assert sum(forwards) < 2 * len(LONG) + 20
-    assert engine.slots._begun is None
+    assert engine.slots._partial is None
 
 
 def test_of_equal_texts_some_are_aborted(module):
@@ -175,7 +175,7 @@ def test_work_ends_when_a_long_request_is_aborted(module, forwards, num_steps):
     forwards.clear()
     assert engine.step() == []
     assert (engine.num_waiting, engine.num_tokens, forwards) == (0, 0, [])
-    assert engine.slots._begun is None
+    assert engine.slots._partial is None
     engine.submit(request_of("next", SHORT))
     assert len(engine.step()) == 1
 
