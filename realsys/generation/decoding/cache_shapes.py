@@ -47,8 +47,8 @@ def grown_size(
 ) -> tuple[int, int]:
     """Returns the new size of a cache, rows and positions, for the given need.
 
-    At least twice of what there was, where it grows. Where that would be more than ``max_entries``, it is as
-    tight as it has to be, in both directions, and what is left of these is shared by the two. A need
+    At least twice of what there was, where it grows. Where that would be more than ``max_entries``, it is
+    as tight as it has to be, in both directions, and what is left of these is shared by the two. A need
     beyond ``max_entries`` is met too: by no more than ``_LINE - 1`` positions a row above it.
 
     >>> grown_size((64, 48), (3, 1000), most_rows=64, granule=8, least_rows=2, max_entries=4096)

@@ -25,7 +25,7 @@ from torch import Tensor
 from realsys.generation.decoding.attention import PIECE, KeyValues, Lanes, seen_width
 
 # Scores of a block: few enough for a processor's cache, enough for a call to be worth its overhead.
-_SCORES = 1 << 20
+_SCORES = 1 << 21
 _SCORES_OF_THREADS = 1 << 21  # of a layer; with fewer the calling thread computes all
 _TOKENS = 128  # of a block: on average half of them are looked at for nothing
 _MIN_COLUMNS = 16  # narrower values take other kernels, with other last bits
