@@ -1,5 +1,6 @@
 """Long texts are read in pieces: others go on between them, and nothing of an answer changes."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -10,9 +11,12 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from realsys.api.model import GenerationHyperparameters
 from realsys.generation.decoding.decoder import FastForward
 from realsys.generation.decoding.generic_decoder import GenericDecoder, continues_texts
+from realsys.generation.embedded_settings import EmbeddedSettings
 from realsys.generation.engine.continuous import ContinuousEngine
 from realsys.generation.engine.engine_requests import GenerationRequest
 from realsys.generation.engine.long_texts import piece_size
+from realsys.generation.served_engines.embedded import EmbeddedEngine
+from realsys.transport.generation_messages import GenerateRequest, PauseMode, Sampling
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -178,6 +182,31 @@ def test_work_ends_when_a_long_request_is_aborted(module, forwards, num_steps):
     assert engine.slots._partial is None
     engine.submit(request_of("next", SHORT))
     assert len(engine.step()) == 1
+
+
+def test_a_client_that_leaves_before_the_first_token_ends_the_reading():
+    async def main():
+        settings = EmbeddedSettings(read_tokens=MOST, prefix_bytes=0)
+        engine = EmbeddedEngine(
+            llama(), eos_token_ids=(), pad_token_id=0, settings=settings, fetch=None
+        )
+        await engine.start()
+        for num_pieces in (0, 3):
+            await engine.pause(PauseMode.IN_PLACE)
+            request = GenerateRequest(rid="a", input_ids=LONG, sampling=Sampling(max_new_tokens=9))
+            answers = engine.generate(request, stream=False)
+            first = asyncio.create_task(anext(answers))
+            while not await engine._call(lambda own: own.num_waiting):
+                await asyncio.sleep(0)
+            await engine._call(lambda own, n=num_pieces: [own.step() for _ in range(n)])
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+            await engine.resume()
+            counts = await engine._call(lambda own: (own.num_waiting, own.num_tokens))
+            assert (counts, engine.counters.progress) == ((0, 0), 0)
+        await engine.close()
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("num_steps", [1, 3, 10])
