@@ -29,7 +29,8 @@ KEY_VARIABLE = "REALSYS_API_KEY"
 START_S = 1800.0  # a large model takes so long to be read
 _END_S = 20.0
 _NEEDED = ("torch", "transformers", "aiohttp")
-_QUIET = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+# As of a worker (realsys/worker/environment.py): threads that spin when idle take cores from the others.
+_QUIET = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "GOMP_SPINCOUNT": "2000"}
 
 
 def server_command(model: SavedModel, options: Mapping[str, Any]) -> list[str]:

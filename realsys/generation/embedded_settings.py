@@ -44,7 +44,8 @@ class EmbeddedSettings:
             memory; auto: on the GPU if eight of the longest answers still fit.
         least_tokens: tokens of the longest prompt and answer; a GPU without space for them is rejected.
         prefix_bytes: size limit of the prefix cache; 0: none.
-        read_tokens: tokens prefilled per step, for new requests or after a weight update.
+        read_tokens: tokens prefilled per step, for new requests or after a weight update; a longer text is
+            read in pieces between the steps. None: 1024 on a CPU, 8192 on a GPU.
     """
 
     max_running: int = 64
@@ -57,7 +58,7 @@ class EmbeddedSettings:
     staging: Literal["auto", "gpu", "host"] = "auto"
     least_tokens: int = 1024
     prefix_bytes: int = 1 << 28
-    read_tokens: int = 8192
+    read_tokens: int | None = None
 
     @classmethod
     def from_args(cls, args: Mapping[str, Any]) -> Self:
@@ -80,7 +81,7 @@ class EmbeddedSettings:
             _refuse("prefix_bytes", self.prefix_bytes, "use a whole number, 0 or more")
         for name in ("max_running", "read_tokens", "least_tokens", "max_tokens", "num_threads"):
             value = getattr(self, name)
-            optional = name in ("max_tokens", "num_threads")
+            optional = name in ("max_tokens", "num_threads", "read_tokens")
             if not (value is None and optional) and not (type(value) is int and value >= 1):
                 _refuse(name, value, "use a whole number, 1 or more")
 

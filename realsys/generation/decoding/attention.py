@@ -25,7 +25,7 @@ from torch import Tensor
 MIN_QUERIES = 4  # with fewer rows
 MIN_WIDTH = 8  # with fewer than 400 multiplications: rows x columns x terms
 # Sums over positions are split into pieces of this size: MKL adds more than 192 terms in another order.
-_PIECE = 128
+PIECE = 128
 _GRANULE = 8  # a cache is attended to in multiples of this many positions
 _HALF = (torch.bfloat16, torch.float16)
 # Since torch 2.8, for CUDA: products of half-precision matrices with float32 results.
@@ -36,22 +36,33 @@ def seen_width(num: int) -> int:
     """Returns the number of positions to attend to if ``num`` are needed."""
     width = num + -num % _GRANULE
     # As a sum of their own, or the last piece of one, eight positions may take the other kernels.
-    return width + _GRANULE if width % _PIECE == _GRANULE else width
+    return width + _GRANULE if width % PIECE == _GRANULE else width
 
 
 class Lanes:
     """Arrangement of a model's heads in lanes."""
 
-    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    def __init__(
+        self, num_heads: int, num_kv_heads: int, head_dim: int, *, shared: int | None = None
+    ) -> None:
         self.group = num_heads // num_kv_heads
-        needed = max(-(-MIN_QUERIES // self.group), -(-MIN_WIDTH // head_dim))
-        divisors = [c for c in range(1, num_kv_heads + 1) if num_kv_heads % c == 0]
-        self.shared = next((c for c in divisors if c >= needed), num_kv_heads)  # C
+        if shared is None:
+            needed = max(-(-MIN_QUERIES // self.group), -(-MIN_WIDTH // head_dim))
+            divisors = [c for c in range(1, num_kv_heads + 1) if num_kv_heads % c == 0]
+            shared = next((c for c in divisors if c >= needed), num_kv_heads)
+        self.shared = shared  # C
         self.num_lanes = num_kv_heads // self.shared  # L
         self.head_dim = head_dim
         self.width = self.shared * head_dim  # E
         self.scale = 1 / math.sqrt(head_dim)
         self._buffers: dict[int, tuple[Tensor, Tensor]] = {}  # of one token a row, by rows
+
+    def apart(self, parts: int) -> Lanes:
+        """Returns lanes of which ``parts`` lie side by side in one of these, for texts."""
+        num_kv_heads = self.num_lanes * self.shared
+        return Lanes(
+            self.group * num_kv_heads, num_kv_heads, self.head_dim, shared=self.shared // parts
+        )
 
     def queries(self, q_NHD: Tensor, length: int) -> Tensor:
         """Returns queries as ``[B * L, P * Q, E]``; valid until the next call."""
@@ -97,11 +108,11 @@ class Lanes:
         scores = torch.baddbmm(mask, queries, keys, alpha=self.scale)
         weights = torch.softmax(scores, dim=-1)
         width = weights.shape[-1]
-        if width <= _PIECE or weights.device.type != "cpu":
+        if width <= PIECE or weights.device.type != "cpu":
             return torch.bmm(weights, values)
-        sums = torch.bmm(weights[:, :, :_PIECE], values[:, :_PIECE])
-        for begin in range(_PIECE, width, _PIECE):
-            piece = slice(begin, begin + _PIECE)
+        sums = torch.bmm(weights[:, :, :PIECE], values[:, :PIECE])
+        for begin in range(PIECE, width, PIECE):
+            piece = slice(begin, begin + PIECE)
             sums.baddbmm_(weights[:, :, piece], values[:, piece])
         return sums
 
@@ -229,6 +240,13 @@ class KeyValues:
             x_BLTCD = _split(_split(x, 2, heads), 0, (num_rows, lanes.num_lanes))
             both.append(x_BLTCD.transpose(1, 2).flatten(2, 3))
         return both[0], both[1]
+
+    def apart(self, layer: int, parts: int) -> tuple[Tensor, Tensor]:
+        """Returns keys ``[rows * L, parts, E / parts, width]`` and values ``[rows * L, width, parts, E /
+        parts]``: views.
+        """
+        sizes = (parts, self._lanes.width // parts)
+        return _split(self.keys[layer], 1, sizes), _split(self.values[layer], 2, sizes)
 
     def places(self, positions_BP: Tensor) -> tuple[Tensor, Tensor]:
         """Computes where in a layer the tokens of the first B rows are stored, for ``write``.

@@ -34,6 +34,7 @@ from realsys.generation.decoding.attention import (
 )
 from realsys.generation.decoding.length_buckets import LengthBucket
 from realsys.generation.decoding.linear import Kind, Linear, linear
+from realsys.generation.decoding.text_attention import TextAttention
 
 FAST_FAMILIES = {
     "llama": "LlamaForCausalLM",
@@ -143,6 +144,7 @@ class FastForward:
         threads = 1 if on_gpu else torch.get_num_threads()
         self.least_rows = -(-threads // self.lanes.num_lanes)
         self.fused = on_gpu
+        self._text_attention = TextAttention(self.lanes, self.granule)
         # More than half of the model; one call instead of three counts for a CPU's few rows.
         self._joins = not on_gpu
         self._quantize: Literal["none"] | Kind = quantize
@@ -212,7 +214,7 @@ class FastForward:
 
         Args:
             tokens_BP: int64; B * P a multiple of the row granule.
-            positions_BP: int64, distinct within a row.
+            positions_BP: int64, consecutive within a row.
             buckets: cover the rows of the cache, and how much of it is looked at: the ``seen_width`` of
                 more than the positions.
             fresh: nothing is in these rows yet.
@@ -226,6 +228,8 @@ class FastForward:
         places = cache.places(own_BP)
         if self.fused and length > 1:
             attend = self._reading(own_BP, cache, longest, fresh=fresh)
+        elif length > 1 and self.reads_in_blocks(longest):
+            attend = self._in_blocks(own_BP, cache)
         else:
             attend = self._decoding(own_BP, cache, buckets)
         num_lines = own_BP.numel() * self.lanes.num_lanes
@@ -289,6 +293,20 @@ class FastForward:
 
         return attend
 
+    def reads_in_blocks(self, width: int) -> bool:
+        """True if texts in rows of ``width`` positions are read block by block (text_attention.py)."""
+        return not self.fused and self._text_attention.suits(width, self.embedding.dtype)
+
+    def _in_blocks(self, positions_BP: Tensor, cache: KeyValues) -> _Attend:
+        """Makes the attention function for many tokens per row on a CPU, over all rows of the cache."""
+        begins: list[int] = positions_BP[:, 0].tolist()
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            del k, v
+            return self._text_attention.attend(q, cache, layer, begins)
+
+        return attend
+
     def _mask(self, positions_BP: Tensor, bucket: LengthBucket) -> Tensor:
         own = positions_BP[bucket.begin : bucket.end]
         return self.lanes.mask(own, bucket.width, self.embedding.dtype)
@@ -337,12 +355,13 @@ class FastForward:
 
         Computed in blocks, so that an angle is the same however far the table reaches.
         """
-        while len(self._rotation) < width:
-            begin = len(self._rotation)
-            positions = torch.arange(begin, begin + _ROTATION_BLOCK, device=self.device)
-            cos, sin = self.rotary(self.embedding, positions[None])
-            half = self.head_dim // 2
-            sin = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
-            more: Tensor = torch.cat([cos, sin], dim=-1)[0]
-            self._rotation = torch.cat([self._rotation, more])
+        if (known := len(self._rotation)) < width:
+            blocks = [self._rotation]
+            for begin in range(known, max(width, 2 * known), _ROTATION_BLOCK):
+                positions = torch.arange(begin, begin + _ROTATION_BLOCK, device=self.device)
+                cos, sin = self.rotary(self.embedding, positions[None])
+                half = self.head_dim // 2
+                sin = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
+                blocks.append(torch.cat([cos, sin], dim=-1)[0])
+            self._rotation = torch.cat(blocks)
         return self._rotation

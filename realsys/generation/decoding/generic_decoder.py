@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -50,6 +51,14 @@ class GenericDecoder:
         positions, self.next_position = self.next_position, self.next_position + 1
         return self._forward(tokens[:, None], positions)
 
+    def extend(self, tokens: Tensor) -> Tensor:
+        """Appends some tokens to the only row (int64 ``[1, P]``); returns logits ``[1, V]`` of the next."""
+        seen = self.attention_mask.new_ones(tokens.shape)
+        self.attention_mask = torch.cat([self.attention_mask, seen], dim=1)
+        positions = self.next_position + torch.arange(tokens.shape[1], device=tokens.device)
+        self.next_position = positions[:, -1:] + 1
+        return self._forward(tokens, positions)
+
     def select(self, rows: Tensor) -> None:
         """Keeps only these rows (int64), in this order; a row may be repeated."""
         self.cache.batch_select_indices(rows)
@@ -73,6 +82,16 @@ class GenericDecoder:
         return logits
 
 
+# Of `layer_types`; what a recurrent layer keeps is continued by one token at a time.
+_ATTENTION = {"full_attention", "sliding_attention"}
+
+
+def continues_texts(module: Any) -> bool:
+    """True if a model's code reads a text in several calls as it does in one."""
+    kinds = set(getattr(module.config, "layer_types", None) or ())
+    return not getattr(module, "_is_stateful", False) and kinds <= _ATTENTION
+
+
 @contextmanager
 def without_dropout(module: nn.Module) -> Iterator[None]:
     """Within the context, puts every part that was training into evaluation mode."""
@@ -90,13 +109,26 @@ def without_dropout(module: nn.Module) -> Iterator[None]:
 # Correct and slow: a step runs the model once per row. A row's results can't depend on others.
 
 
+@dataclass
+class _PartialRow:
+    """A text that is read in pieces."""
+
+    text: tuple[int, ...]
+    row: GenericDecoder
+    num_read: int = 0
+    logits: Tensor | None = None
+
+
 class GenericSlots:
     """``Slots`` (slots.py) over any causal LM of transformers. Nothing is shared or remembered."""
+
+    shares_texts = False
 
     def __init__(self, module: nn.Module) -> None:
         self.module: Any = module
         self.device = next(module.parameters()).device
         self.rows: dict[int, GenericDecoder] = {}
+        self._partial: _PartialRow | None = None
 
     def read(
         self, texts: Sequence[tuple[int, ...]], slots: Sequence[int]
@@ -105,6 +137,11 @@ class GenericSlots:
         with without_dropout(self.module):
             for text, slot in zip(texts, slots, strict=True):
                 tick()
+                partial = self._partial
+                if partial is not None and partial.text == text and partial.logits is not None:
+                    self.rows[slot], self._partial = partial.row, None
+                    logits.append(partial.logits)
+                    continue
                 row = self.rows[slot] = GenericDecoder(self.module)
                 tokens = torch.tensor([text], device=self.device)
                 logits.append(row.prefill(tokens, torch.ones_like(tokens, dtype=torch.bool)))
@@ -112,6 +149,31 @@ class GenericSlots:
 
     def num_new(self, text: tuple[int, ...]) -> int:
         return len(text)
+
+    @property
+    def reads_in_pieces(self) -> bool:
+        return continues_texts(self.module)
+
+    def begin(self, text: tuple[int, ...]) -> None:
+        self._partial = _PartialRow(text, GenericDecoder(self.module))
+
+    def read_piece(self, num_tokens: int) -> int:
+        partial = self._partial
+        assert partial is not None
+        piece = partial.text[partial.num_read : partial.num_read + num_tokens]
+        tokens = torch.tensor([piece], device=self.device)
+        with without_dropout(self.module):
+            if partial.num_read:
+                after = partial.row.extend(tokens)
+            else:
+                after = partial.row.prefill(tokens, torch.ones_like(tokens, dtype=torch.bool))
+        partial.num_read += len(piece)
+        if not (left := len(partial.text) - partial.num_read):
+            partial.logits = after
+        return left
+
+    def drop(self) -> None:
+        self._partial = None
 
     def step(self, tokens: Tensor, num_slots: int) -> Tensor:
         found: dict[int, Tensor] = {}

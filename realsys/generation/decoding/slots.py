@@ -7,7 +7,6 @@ others.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from realsys.generation.cache_bytes import READ_CELLS, READ_TOKENS_FUSED
 from realsys.generation.decoding.attention import KeyValues, seen_width
+from realsys.generation.decoding.cache_shapes import grown_size, newest_that_fit, rectangles
 from realsys.generation.decoding.decoder import FastForward, rounded
 from realsys.generation.decoding.length_buckets import (
     ON_CPU,
@@ -32,9 +32,6 @@ from realsys.runtime.progress import tick
 _READ_TOKENS = 4096  # tokens read in one pass by attention that keeps its scores
 _READ_SCORES = 1 << 24  # numbers in its attention scores
 _READ_MASK = 1 << 26  # and in the mask of fused attention
-_LEAST_ROOM = 48  # positions a slot has room for from the beginning: growing copies them all
-_LINE = 16  # floats of a processor's cache line
-_LONGEST_TO_SHORTEST = 1.25  # of rows that are read together, padded to the longest
 
 
 class Slots(Protocol):
@@ -50,6 +47,24 @@ class Slots(Protocol):
 
     def num_new(self, text: tuple[int, ...]) -> int:
         """Number of the text's tokens that ``read`` would have to compute."""
+
+    shares_texts: bool  # equal texts that are read together are computed once
+
+    @property
+    def reads_in_pieces(self) -> bool:
+        """True if a text may be read a few tokens at a time: ``begin`` … ``read_piece`` … ``read``."""
+
+    def begin(self, text: tuple[int, ...]) -> None:
+        """Begins to read a text in pieces, beside all slots; in place of one that was started before."""
+
+    def read_piece(self, num_tokens: int) -> int:
+        """Reads so many more tokens of the text that was started; returns how many are left.
+
+        With none left ``read`` finds the text read, once.
+        """
+
+    def drop(self) -> None:
+        """Forgets the text that was started."""
 
     def step(self, tokens: Tensor, num_slots: int) -> Tensor:
         """Appends ``tokens[slot]`` to each row; returns logits ``[num_slots or more, V]``.
@@ -101,84 +116,26 @@ class _Prefill:
         return len(self.text) - self.known
 
 
-def rectangles(
-    lengths: Sequence[int], begins: Sequence[int], *, max_tokens: int, max_cells: int
-) -> list[list[int]]:
-    """Groups rows to prefill together, by index: similar lengths, and bounded tokens with padding.
+@dataclass
+class _PartialText:
+    """A text that is read in pieces, in a cache of its own.
 
-    Args:
-        begins: cached prefix tokens of each, which need cells in addition to those prefilled.
+    Attributes:
+        known: tokens at its beginning that a prefix brought.
+        num_read: these and those that were read.
+        is_current: all of it is of the present weights.
     """
-    groups: list[list[int]] = []
-    begin = 0  # the largest of the last group
-    for i in sorted(range(len(lengths)), key=lengths.__getitem__):
-        group = groups[-1] if groups else []
-        num, known = len(group) + 1, max(begin, begins[i])
-        fits = bool(group) and num * lengths[i] <= max_tokens
-        fits = fits and num * (known + lengths[i]) <= max_cells
-        if fits and lengths[i] <= max(lengths[group[0]] * _LONGEST_TO_SHORTEST, 8):
-            group.append(i)
-            begin = known
-        else:
-            groups.append([i])
-            begin = begins[i]
-    return groups
 
+    text: tuple[int, ...]
+    known: int
+    num_read: int
+    cache: KeyValues
+    logits: Tensor | None = None
+    is_current: bool = True
 
-def grown_size(
-    have: tuple[int, int],
-    need: tuple[int, int],
-    *,
-    most_rows: int,
-    granule: int,
-    least_rows: int,
-    max_cells: int | None,
-) -> tuple[int, int]:
-    """Returns the new size of a cache, rows and positions, for the given need.
-
-    At least twice of what there was, where it grows. Where that would be more than ``max_cells``, it is as
-    tight as it has to be, in both directions, and what is left of these is shared by the two. A need
-    beyond ``max_cells`` is met too: by no more than ``_LINE - 1`` positions a row above it.
-
-    >>> grown((64, 48), (3, 1000), most_rows=64, granule=8, least_rows=2, max_cells=4096)
-    (3, 1360)
-    """
-    if need[0] <= have[0] and need[1] <= have[1]:
-        return have
-    rows, width = have
-    if need[0] > rows:
-        rows = min(
-            max(rounded(need[0], granule), 2 * rows), rounded(max(most_rows, need[0]), granule)
-        )
-    if need[1] > width:
-        # An odd number of lines: those an even number apart would share a few sets of a cache.
-        width = rounded(max(need[1], 2 * width, _LEAST_ROOM), _LINE) | _LINE
-    if max_cells is None or rows * width <= max_cells:
-        return rows, width
-    rows, width = max(need[0], least_rows), rounded(need[1], _LINE)
-    if (room := max_cells / (rows * width)) > 1:
-        rows = max(rows, min(int(rows * math.sqrt(room)), most_rows))
-        lines = max_cells // rows // _LINE
-        width = max(width, (lines - (lines % 2 == 0)) * _LINE)
-    return rows, width
-
-
-def newest_that_fit(sizes: Sequence[int], most: int) -> list[int]:
-    """Returns the indices of texts that remain stored after all were put.
-
-    >>> newest_that_fit([3, 9, 2, 4], 8)
-    [2, 3]
-    """
-    found: list[int] = []
-    left = most
-    for i in reversed(range(len(sizes))):
-        if sizes[i] > most:
-            continue  # larger than the whole cache
-        if sizes[i] > left:
-            break
-        found.append(i)
-        left -= sizes[i]
-    return found[::-1]
+    @property
+    def as_prefix(self) -> _Prefix:
+        return _Prefix([x[0] for x in self.cache.tensors], self.logits)
 
 
 class FastSlots:
@@ -190,6 +147,8 @@ class FastSlots:
     Args:
         max_cells: limit of the rectangle, rows times positions, which the caller must not exceed.
     """
+
+    shares_texts = True
 
     def __init__(
         self,
@@ -210,6 +169,7 @@ class FastSlots:
         self._cutting = ON_GPU if forward.fused else ON_CPU
         self._read_tokens = READ_TOKENS_FUSED if forward.fused else _READ_TOKENS
         self._disorder = ReorderPolicy(self._cutting)
+        self._partial: _PartialText | None = None
 
     # ---- reading ------------------------------------------------------------------------------
 
@@ -230,11 +190,13 @@ class FastSlots:
             assert reading.prefix.logits is not None
             _copy(reading.prefix, reading.known, self.cache.tensors, reading.slots)
             logits[text] = reading.prefix.logits
+        if (partial := self._taken(texts)) is not None:
+            cached[texts.index(partial.text)] = partial.known
         for group in rectangles(
             [r.num_new for r in new],
             [r.known for r in new],
             max_tokens=self._read_tokens,
-            max_cells=READ_CELLS * self._read_tokens,
+            max_entries=READ_CELLS * self._read_tokens,
         ):
             tick()
             batch = [new[i] for i in group]
@@ -244,6 +206,48 @@ class FastSlots:
             self.lengths[slot] = len(text)
         self._put_lengths()
         return torch.stack([logits[text] for text in texts]), cached
+
+    def _taken(self, texts: Sequence[tuple[int, ...]]) -> _PartialText | None:
+        """Lets go of the text that was read in pieces, as a prefix, if it is one of ``texts``."""
+        partial = self._partial
+        if partial is None or partial.logits is None or partial.text not in texts:
+            return None
+        if partial.is_current and self.prefixes.max_bytes:
+            self._remember(partial.cache.tensors, [0], [partial.text], [partial.logits])
+        self._partial = None
+        return partial
+
+    @property
+    def reads_in_pieces(self) -> bool:
+        return True
+
+    def begin(self, text: tuple[int, ...]) -> None:
+        forward = self.forward
+        known, prefix = self.prefixes.longest(text) or (0, None)
+        known = min(known, len(text) - 1)  # for what follows the last one
+        cache = forward.cache(1, seen_width(len(text) + forward.padded_length(1, 1)))
+        if prefix is not None:
+            _copy(prefix, known, cache.tensors, [0])
+        self._partial = _PartialText(text, known, known, cache)
+
+    def read_piece(self, num_tokens: int) -> int:
+        partial = self._partial
+        assert partial is not None
+        first = partial.num_read
+        piece = partial.text[first : first + num_tokens]
+        length = self.forward.padded_length(1, len(piece))
+        padding = [0] * (length - len(piece))  # the next piece's take its place
+        tokens = torch.tensor([[*piece, *padding]], device=self.forward.device)
+        positions = torch.arange(first, first + length, device=self.forward.device)[None]
+        hidden = self._in_pieces(tokens, positions, partial.cache, fresh=first == 0)
+        partial.num_read += len(piece)
+        left = len(partial.text) - partial.num_read
+        if not left:
+            partial.logits = self.forward.logits(hidden, [len(piece) - 1])[0]
+        return left
+
+    def drop(self) -> None:
+        self._partial = None
 
     def num_new(self, text: tuple[int, ...]) -> int:
         known, _ = self.prefixes.longest(text) or (0, None)
@@ -256,6 +260,13 @@ class FastSlots:
         for text, slot in zip(texts, slots, strict=True):
             if text in readings:
                 readings[text].slots.append(slot)
+                continue
+            if (
+                self._partial is not None
+                and self._partial.text == text
+                and self._partial.logits is not None
+            ):
+                readings[text] = _Prefill(text, [slot], len(text), self._partial.as_prefix)
                 continue
             known, prefix = self.prefixes.longest(text) or (0, None)
             if prefix is not None and known == len(text) and prefix.logits is None:
@@ -294,18 +305,15 @@ class FastSlots:
     ) -> Tensor:
         """Runs ``FastForward.run``, a few columns at a time if it would need much memory."""
         num_rows, length = tokens.shape
-        whole = [LengthBucket(0, num_rows, cache.width)]
         size = self._columns(num_rows, length, cache.width, fresh=fresh)
-        if size >= length:
-            return self.forward.run(tokens, positions, cache, whole, fresh=fresh)
         size = self.forward.padded_length(num_rows, size)
         pieces = []
         for begin in range(0, length, size):
             tick()
             columns = slice(begin, begin + size)
-            # Fused attention processes all positions given to it: later ones would be masked work.
+            # Later positions would be masked work.
             seen = min(cache.width, seen_width(int(positions[:, columns].max()) + 1))
-            buckets = [LengthBucket(0, num_rows, seen)] if self.forward.fused else whole
+            buckets = [LengthBucket(0, num_rows, seen)]
             first = fresh and begin == 0
             x = self.forward.run(
                 tokens[:, columns], positions[:, columns], cache, buckets, fresh=first
@@ -315,6 +323,8 @@ class FastSlots:
 
     def _columns(self, num_rows: int, length: int, width: int, *, fresh: bool) -> int:
         """Number of tokens of each row to process at a time."""
+        if self.forward.reads_in_blocks(width):
+            return max(1, self._read_tokens // num_rows)
         if not self.forward.fused:
             scores = num_rows * self.forward.num_heads * width
             return max(1, _READ_SCORES // scores)
@@ -399,6 +409,8 @@ class FastSlots:
 
     def forget_prefixes(self) -> None:
         self.prefixes.clear()
+        if self._partial is not None:
+            self._partial.is_current = False
 
     def reload(self) -> None:
         self.forward.reload()
@@ -419,7 +431,7 @@ class FastSlots:
             most_rows=self.max_rows,
             granule=granule,
             least_rows=self.forward.least_rows,
-            max_cells=self.max_cells,
+            max_entries=self.max_cells,
         )
         old.resize(*shape)
         num = rounded(shape[0], granule)

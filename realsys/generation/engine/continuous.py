@@ -4,21 +4,19 @@ For the generation server, and through embedded_engine.py for generation inside 
 module decides which requests run and when an answer ends; slots.py computes, sampling.py samples.
 
     submit → waiting ──admitted, read──▶ running ──a token a step──▶ ended, forgotten
-                ▲                          │
-                └────────retract_all───────┘
+              ▲  ▲ └─▶ long_texts.py: read in pieces ─▶ waiting again │
+              │  └────────────────────────────────────────────────────┘ retract_all
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-import sys
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, NoReturn
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -31,7 +29,9 @@ from realsys.generation.decoding.decoder import (
 )
 from realsys.generation.decoding.generic_decoder import GenericSlots
 from realsys.generation.decoding.slots import FastSlots, Slots
+from realsys.generation.engine.banned_tokens import BannedTokens, find_banned
 from realsys.generation.engine.engine_requests import GenerationOutput, GenerationRequest
+from realsys.generation.engine.long_texts import LongTexts
 from realsys.generation.engine.row import WHERE, Rooms, Row, check_request, within
 from realsys.generation.engine.sampling import Picking, SlotSampler
 from realsys.generation.engine.stop_texts import StopTexts
@@ -41,26 +41,14 @@ from realsys.generation.engine.token_grammar import GrammarReader, TokenGrammar
 _COMPACT_BELOW = 0.75
 
 
-@dataclass
-class _BannedTokens:
-    """Tokens that rows must not sample now: stop tokens that come too early, what a grammar leaves out.
-
-    Attributes:
-        mask: bool ``[slots, vocabulary]``; None: no bans.
-        steps_left: for which this holds, unless other rows run, or in other slots.
-    """
-
-    mask: torch.Tensor | None = None
-    steps_left: int = 0
-
-
 class ContinuousEngine:
     """Generates for requests with the weights of ``module``, up to ``max_running`` at once.
 
     Not thread-safe: one thread calls it. It has no clock and does no I/O. A model without a fast path
     (decoder.py) is computed row by row, which is slow. With one, in float32 on a CPU, tokens and log-probs
     of a request are the same, bit for bit, whatever other requests run at the same time, whether an
-    answer is made in one request or in several, and however often it is retracted.
+    answer is made in one request or in several, however often it is retracted, and in whatever pieces its
+    text is read.
 
     Args:
         module: causal LM of transformers with whole weights; read in place, see ``set_version``.
@@ -77,8 +65,9 @@ class ContinuousEngine:
         version: version of the weights.
         quantize: ``int8`` or ``fp8`` keeps such a copy of the linear layers; only with a fast path.
         prefix_bytes: bound of what is remembered of prompts; 0 remembers nothing.
-        read_tokens: new texts are read up to so many tokens a step, or one of them; who waits for that
-            does not hold up those that run. None: all at once, which is quickest to the last answer.
+        read_tokens: new texts are read up to so many tokens a step, and longer ones in pieces between the
+            steps (long_texts.py), so that who waits for that does not hold up others. None: all at once,
+            which is quickest to the last answer.
         keep_answers: also cache answers that ended with ``length``, since they may be continued.
     """
 
@@ -112,8 +101,9 @@ class ContinuousEngine:
             size = rounded(max_running, LARGEST_GRANULE)
             self._tokens = torch.full((size,), pad_token_id, device=self.device)
         self._sampler = SlotSampler(self.device, textless)
-        self._banned = _BannedTokens()
+        self._banned = BannedTokens()
         self._waiting: deque[Row] = deque()
+        self._long = LongTexts(self.slots, read_tokens)
         self._running: dict[int, Row] = {}  # by slot, in the order of their admission
         self._free = list(range(max_running))  # a heap: low slots first
         self._rows: dict[str, Row] = {}
@@ -177,20 +167,26 @@ class ContinuousEngine:
 
         Returns the outputs of all requests that got a token, in the order of their admission. They are the
         engine's own objects, which grow in the next step: copy what outlives it (``output`` copies).
-        A request whose ``finish`` is set has ended and is removed. Empty if nothing runs.
+        A request whose ``finish`` is set has ended and is removed. Empty if nothing runs, and after a step
+        that read a piece of a long text instead, as every other one does while there are such texts.
         """
-        if not self._running and not self._waiting:
+        others = bool(self._running or self._waiting)
+        if self._long.is_due(others=others):
+            return self._read_piece()
+        if not others:
             return []
+        self._long.note_step()
         logits = None
         if self._running:
             self._make_room()
             logits = self.slots.step(self._tokens, max(self._running) + 1)
         if admitted := self._admit():
             logits = self._read(admitted, logits)
-        assert logits is not None
+        if logits is None:  # those that waited all have long texts
+            return self._read_piece()
         num_slots = max(self._running) + 1
         if self._banned.steps_left == 0:
-            self._banned = self._find_banned()
+            self._banned = find_banned(self._running, self._vocabulary, self.device)
         self._banned.steps_left -= 1
         tokens, logprobs, kept = self._sampler.pick_kept(logits[:num_slots], self._banned.mask)
         self._tokens[:num_slots] = tokens
@@ -210,7 +206,8 @@ class ContinuousEngine:
             return None
         row.output.finish = "abort"
         if row.slot < 0:
-            self._waiting.remove(row)
+            if not self._long.remove(row):
+                self._waiting.remove(row)
             del self._rows[rid]
         else:
             self._remove([row])
@@ -219,7 +216,7 @@ class ContinuousEngine:
     @torch.inference_mode()
     def abort_all(self) -> list[GenerationOutput]:
         """Aborts all requests, running ones first."""
-        rows = [*self._running.values(), *self._waiting]
+        rows = [*self._running.values(), *self._long.clear(), *self._waiting]
         self._remove(list(self._running.values()))
         self._waiting.clear()
         self._rows.clear()
@@ -234,7 +231,7 @@ class ContinuousEngine:
         """
         rows = list(self._running.values())
         self._vacate(rows)
-        self._waiting.extendleft(reversed(rows))
+        self._waiting.extendleft(reversed([*rows, *self._long.clear()]))
 
     def output(self, rid: str) -> GenerationOutput | None:
         """Copies what a running or waiting request has so far; None if it is unknown."""
@@ -263,6 +260,7 @@ class ContinuousEngine:
             self.retract_all()
         for row in self._running.values():
             row.version = -1
+        self._long.note_version()
         self.version = version
         self.flush_prefixes()
         self.slots.reload()
@@ -287,7 +285,12 @@ class ContinuousEngine:
     @property
     def num_waiting(self) -> int:
         """Number of requests not admitted yet, or retracted."""
-        return len(self._waiting)
+        return len(self._waiting) + len(self._long.rows)
+
+    @property
+    def num_long(self) -> int:
+        """Number of those waiting whose texts are read in pieces."""
+        return len(self._long.rows)
 
     @property
     def num_tokens(self) -> int:
@@ -306,28 +309,39 @@ class ContinuousEngine:
         longest = max((row.expected for row in self._running.values()), default=0)
         highest = max(self._running, default=-1)
         while self._waiting and self._free:
-            longest = max(longest, self._waiting[0].expected)
-            highest = max(highest, self._free[0])
-            if self._running and not self._fit(highest + 1, longest):
+            needed = max(longest, self._waiting[0].expected), max(highest, self._free[0])
+            if self._running and not self._fit(needed[1] + 1, needed[0]):
                 break
+            if self._long.takes(self._waiting[0]):
+                self._long.rows.append(self._waiting.popleft())
+                continue
+            longest, highest = needed
             if self.read_tokens is not None and (text := self._waiting[0].text) not in read:
-                to_read += self.slots.num_new(text)
+                is_read = self._waiting[0] in self._long.finished
+                to_read += 0 if is_read else self.slots.num_new(text)
                 if admitted and to_read > self.read_tokens:
                     break
                 read.add(text)
             row = self._waiting.popleft()
-            row.slot, row.version = heapq.heappop(self._free), self.version
+            row.slot, row.version = (
+                heapq.heappop(self._free),
+                self._long.version_of(row, self.version),
+            )
             self._running[row.slot] = row
             request = row.request
             picking = Picking.of(request.gconfig, kept=request.return_kept)
             self._num_kept += request.return_kept
             self._sampler.add(row.slot, picking, seed=request.seed, position=row.number)
             admitted.append(row)
-            self._banned = _BannedTokens()
+            self._banned = BannedTokens()
         if admitted and self.max_tokens is not None:
             most = max(row.most for row in self._running.values())
             self._crowded = not self._fit(max(self._running) + 1, most)
         return admitted
+
+    def _read_piece(self) -> list[GenerationOutput]:
+        self._waiting.extendleft(reversed(self._long.read_piece(self.version)))
+        return []
 
     def _fit(self, num_rows: int, longest: int) -> bool:
         """True if so many rows of so many tokens each fit."""
@@ -351,6 +365,7 @@ class ContinuousEngine:
         """Prefills the texts of ``rows``; returns the logits by slot with theirs included."""
         slots = [row.slot for row in rows]
         new, cached = self.slots.read([row.text for row in rows], slots)
+        self._long.note_read(rows)
         for row, num in zip(rows, cached, strict=True):
             if not row.output.tokens:  # otherwise it was retracted and prefilled before
                 row.output.cached_tokens = num
@@ -362,27 +377,6 @@ class ContinuousEngine:
             logits = more
         logits[torch.tensor(slots, device=self.device)] = new
         return logits
-
-    def _find_banned(self) -> _BannedTokens:
-        """Finds what rows must not sample, and for how many steps that holds."""
-        early, words, steps_left = dict[int, list[int]](), dict[int, Any](), sys.maxsize
-        for slot, row in self._running.items():
-            if row.grammar is not None:
-                steps_left, words[slot] = 1, row.grammar.allowed()
-            elif (left := row.request.gconfig.min_new_tokens - len(row.output.tokens)) > 0:
-                steps_left = min(steps_left, left)
-                early[slot] = [token for token in row.stop_ids if token < self._vocabulary]
-        if not early and not words:
-            return _BannedTokens(None, steps_left)
-        shape = (max(self._running) + 1, self._vocabulary)
-        mask = torch.zeros(shape, dtype=torch.bool, device=self.device)
-        for slot, tokens in early.items():
-            mask[slot, tokens] = True
-        if words:
-            packed = torch.from_numpy(np.stack(list(words.values()))).to(self.device)
-            bits = packed[:, :, None] >> torch.arange(32, device=self.device) & 1
-            mask[list(words)] = bits.flatten(1)[:, : self._vocabulary] == 0
-        return _BannedTokens(mask, steps_left)
 
     def _append(
         self, rows: Sequence[Row], tokens: Sequence[float], logprobs: Sequence[float]
@@ -432,7 +426,7 @@ class ContinuousEngine:
             del self._running[row.slot]
             heapq.heappush(self._free, row.slot)
             row.slot = -1
-        self._banned = _BannedTokens()
+        self._banned = BannedTokens()
 
     def _arrange(self) -> None:
         """Sorts rows by length, longest first, if that saves more than it costs."""
@@ -462,7 +456,7 @@ class ContinuousEngine:
         for slot, row in enumerate(by_length):
             row.slot = slot
         self._running = {row.slot: row for row in rows}
-        self._banned = _BannedTokens()
+        self._banned = BannedTokens()
         self._free = list(range(num, self.max_running))
 
     def _check(self, request: GenerationRequest) -> None:

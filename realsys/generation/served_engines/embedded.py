@@ -39,6 +39,8 @@ from realsys.transport.generation_messages import (
 )
 
 logger = logging.getLogger(__name__)
+# Of a step, by whether it is a GPU's: more are hardly quicker, and who runs waits for them.
+_READ_TOKENS = {False: 1024, True: 8192}
 T = TypeVar("T")
 
 
@@ -245,7 +247,7 @@ class EmbeddedEngine:
             version=self._version,
             quantize=self.settings.quantize,
             prefix_bytes=self.settings.prefix_bytes,
-            read_tokens=self.settings.read_tokens,
+            read_tokens=self.settings.read_tokens or _READ_TOKENS[_on_gpu(self._module)],
         )
 
     def _max_tokens(self) -> int | None:

@@ -115,7 +115,7 @@ class EngineThread:
         tick()
         if outputs:
             self._on_outputs(outputs)
-        return 0.0 if outputs else _STUCK_WAIT_S
+        return 0.0 if outputs or engine.num_long else _STUCK_WAIT_S
 
     def _run_commands(self, engine: ContinuousEngine, wait_s: float | None) -> bool:
         """Runs pending commands; False if asked to end."""

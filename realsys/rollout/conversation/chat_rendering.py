@@ -231,8 +231,14 @@ class TemplateRenderer:
         thoughts = [m.reasoning for m in messages[:answered] if m.reasoning]
         if not thoughts:
             return False
-        text = self._text(messages, tools, args)
-        return any(thought.strip() not in text for thought in thoughts)
+        text, place = self._text(messages, tools, args), 0
+        for thought in map(str.strip, thoughts):
+            # They stand in order: looked for from the beginning each, that were quadratic.
+            if (found := text.find(thought, place)) >= 0:
+                place = found + len(thought)
+            elif thought not in text:
+                return True
+        return False
 
     def _context(
         self,

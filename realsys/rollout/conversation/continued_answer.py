@@ -37,11 +37,16 @@ def check_continued(request: ChatRequest, text: str, form: AnswerForm, *, is_hel
         )
 
 
+def last_of(context: Sequence[int]) -> list[int]:
+    """Returns the tokens of a context with which those behind it are decoded."""
+    return [*context[-_LAST_TOKENS:]]
+
+
 def text_behind(
     decode: Callable[[Sequence[int]], str], context: Sequence[int], tokens: Sequence[int]
 ) -> str:
     """Decodes tokens that go on with a text: alone, some decoders leave out a first blank."""
-    last = [*context[-_LAST_TOKENS:]]
+    last = last_of(context)
     before, text = decode(last), decode([*last, *tokens])
     return text[len(before) :] if text.startswith(before) else decode(tokens)
 

@@ -37,11 +37,17 @@ from realsys.rollout.conversation.chat_messages import (
     Unserved,
 )
 from realsys.rollout.conversation.chat_rendering import ChatRenderer, RenderedChat, request_args
-from realsys.rollout.conversation.continued_answer import check_continued, text_behind, with_reply
+from realsys.rollout.conversation.continued_answer import (
+    check_continued,
+    last_of,
+    text_behind,
+    with_reply,
+)
 from realsys.rollout.conversation.full_context import ContextFull, context_full
 from realsys.rollout.conversation.given_prompts import continued_answer, no_texts, prompt_tokens
-from realsys.rollout.conversation.growing_answer import GrowingAnswer
-from realsys.rollout.conversation.message_matching import MessageMatch, path_keys
+from realsys.rollout.conversation.growing_answer import HALF_LETTER, GrowingAnswer, GrowingText
+from realsys.rollout.conversation.large_texts import beside_loop, size_of
+from realsys.rollout.conversation.message_matching import MessageMatch, key_behind, path_keys
 from realsys.rollout.conversation.pending_call import (
     CallPlace,
     GrowingReply,
@@ -416,8 +422,14 @@ class EpisodeSession:
     async def _place(self, request: ChatRequest) -> CallPlace:
         """Finds where in the conversation the answers stand, and what they are held to."""
         args = request_args(request, self.settings.renderer)
-        keys = path_keys(request.messages, request.tools, self.settings.match, args)
-        parent, prompt = self._prompt(request, keys, args)
+        size = size_of(request)
+        keys = await beside_loop(
+            lambda: path_keys(request.messages, request.tools, self.settings.match, args), size=size
+        )
+        found = self.tree.longest(keys, request.messages)
+        answered = 0 if found is None else found[1]
+        found = self.tree.shortened(keys, request.messages, answered) or found
+        parent, prompt = await beside_loop(lambda: self._prompt(request, found, args), size=size)
         opened = opens_thoughts(self.settings.form, prompt.tokens, self.settings.decode)
         prompt = replace(prompt, thinking=prompt.thinking or opened)
         grammar, cut = "", _cut_answer(request, parent)
@@ -433,7 +445,7 @@ class EpisodeSession:
         if may_be_held and self.settings.schemas is SchemaUse.ENFORCE:  # reading may take seconds
             grammar = await asyncio.to_thread(self._grammar, request, thinking=prompt.thinking)
         return CallPlace(
-            request=request, parent=parent, prompt=prompt, cut=cut, args=args, grammar=grammar
+            request=request, parent=parent, prompt=prompt, cut=cut, keys=keys, grammar=grammar
         )
 
     def _add_node(
@@ -461,8 +473,9 @@ class EpisodeSession:
         if request.prompts:
             self.tree.add(node, None)
             return node
-        path = path_keys(messages, request.tools, self.settings.match, place.args)
-        self.tree.add(node, path[-1], question_key=path[-2])
+        before = place.keys[len(messages) - 1]
+        path_key = key_behind(before, messages[-1], self.settings.match)
+        self.tree.add(node, path_key, question_key=before)
         return node
 
     def _check_held(self, request: ChatRequest) -> None:
@@ -484,13 +497,13 @@ class EpisodeSession:
             )
 
     def _prompt(
-        self, request: ChatRequest, keys: Sequence[bytes], args: Mapping[str, Any]
+        self,
+        request: ChatRequest,
+        found: tuple[AnswerNode, int] | None,
+        args: Mapping[str, Any],
     ) -> tuple[AnswerNode | None, RenderedChat]:
-        """Finds the answer that the request continues, and renders what is new."""
+        """Renders what is new behind the answer that was found, if the request continues it."""
         renderer, continues = self.settings.renderer, request.continues
-        found = self.tree.longest(keys, request.messages)
-        answered = 0 if found is None else found[1]
-        found = self.tree.shortened(keys, request.messages, answered) or found
         if found is not None:
             node, answered = found
             is_cut = answered == len(request.messages) and (
@@ -562,6 +575,7 @@ class EpisodeSession:
         prefix = growing_reply.prefix_answer()
         has_tools = bool(request.tools) and request.tool_choice is not ToolChoice.NONE
         form, growing = self._form_of(request), GrowingAnswer()
+        growing_text: GrowingText | None = None
 
         def text_of(tokens: Sequence[int]) -> str:
             return (
@@ -578,8 +592,13 @@ class EpisodeSession:
             growing_reply.sampled = tokens if isinstance(tokens, AnswerSoFar) else None
             if not growing.is_due(len(tokens)):
                 return
-            text = text_of((*prefix.tokens, *tokens) if prefix.tokens else tokens)
-            if not text.endswith("\ufffd"):  # half a letter
+            nonlocal growing_text
+            if growing_text is None:
+                before = last_of(context) if request.continues else ()
+                growing_text = GrowingText(self.settings.decode, whole=text_of, before=before)
+            grown = (*prefix.tokens, *tokens) if prefix.tokens else tokens
+            text = growing_text.of(self._without_end(grown))
+            if not text.endswith(HALF_LETTER):
                 work.publish(place[1], sure(text), len(prefix.tokens) + len(tokens))
 
         growing_reply.sure = lambda tokens: sure(text_of(tokens))
@@ -655,8 +674,11 @@ class EpisodeSession:
 
     def _text(self, tokens: Sequence[int]) -> str:
         """Decodes an answer with special tokens, without the token that ended it."""
+        return self.settings.decode(self._without_end(tokens))
+
+    def _without_end(self, tokens: Sequence[int]) -> Sequence[int]:
         ended = bool(tokens) and tokens[-1] in self.settings.end_ids
-        return self.settings.decode(tokens[:-1] if ended else tokens)
+        return tokens[:-1] if ended else tokens
 
     def _logprobs(self, answer: Answer) -> tuple[TokenLogprob, ...]:
         return tuple(

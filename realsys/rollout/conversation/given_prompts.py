@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 
 from realsys.api.errors import DataError
 from realsys.rollout.conversation.answer_tree import AnswerNode, AnswerTree
 from realsys.rollout.conversation.chat_messages import Prompt
-
-_LONG = 1 << 14  # characters of a text that is tokenised beside the event loop
+from realsys.rollout.conversation.large_texts import beside_loop
 
 
 def no_texts(text: str) -> Sequence[int]:
@@ -29,10 +27,9 @@ async def prompt_tokens(
     """
     if not isinstance(prompt, str):
         tokens = prompt
-    elif len(prompt) < _LONG:
-        tokens = tuple(encode(prompt))
     else:
-        tokens = tuple(await asyncio.to_thread(encode, prompt))
+        text = prompt
+        tokens = await beside_loop(lambda: tuple(encode(text)), size=len(text))
     if not tokens:
         raise DataError("a prompt has no tokens", where="prompt", fix="send some text")
     if num_ids is not None and not 0 <= min(tokens) <= max(tokens) < num_ids:

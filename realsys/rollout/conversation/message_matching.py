@@ -40,9 +40,14 @@ def path_keys(
     key = _digest(b"", json.dumps([list(tools), args or {}], sort_keys=True, default=str))
     keys = [key]
     for message in messages:
-        key = _digest(key, _text_of(message, match))
+        key = key_behind(key, message, match)
         keys.append(key)
     return keys
+
+
+def key_behind(key: bytes, message: ChatMessage, match: MessageMatch) -> bytes:
+    """Returns the key of the messages of ``key`` and one more."""
+    return _digest(key, _text_of(message, match))
 
 
 def _digest(before: bytes, text: str) -> bytes:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from realsys.api.agent import Answer, AnswerSoFar
 from realsys.api.errors import TrialError
@@ -42,7 +41,7 @@ class CallPlace:
         parent: the answer that they continue; None: a branch begins.
         prompt: what is new behind it.
         cut: the answer of the policy with which the request goes on; None: it is not the policy's.
-        args: of the template, if others than the run's.
+        keys: of its first messages, one for each number of them (``path_keys``).
         grammar: what the answers are held to; empty: nothing.
     """
 
@@ -50,7 +49,7 @@ class CallPlace:
     parent: AnswerNode | None
     prompt: RenderedChat
     cut: AnswerNode | None = None
-    args: Mapping[str, Any] = field(default_factory=dict)
+    keys: Sequence[bytes] = ()
     grammar: str = ""
 
     @property

@@ -34,6 +34,7 @@ from realsys.api.errors import (
 from realsys.rollout.conversation.chat_messages import ChatRequest, ChatResult, Unserved
 from realsys.rollout.conversation.chat_rendering import request_args
 from realsys.rollout.conversation.episode_session import EpisodeSession
+from realsys.rollout.conversation.large_texts import beside_loop, size_of
 from realsys.rollout.dialects import (
     anthropic_messages,
     body_fields,
@@ -145,11 +146,15 @@ class _Handlers:
     async def count_tokens(self, request: web.Request) -> web.StreamResponse:
         settings = self._finder.settings_of(key_of(request))
         asked = await _asked(anthropic_messages, request, settings.unserved)
-        rendered = settings.renderer.whole(
-            asked.messages,
-            asked.tools,
-            args=request_args(asked, settings.renderer),
-            continues=asked.continues and settings.renderer.can_continue,
+        args = request_args(asked, settings.renderer)
+        rendered = await beside_loop(
+            lambda: settings.renderer.whole(
+                asked.messages,
+                asked.tools,
+                args=args,
+                continues=asked.continues and settings.renderer.can_continue,
+            ),
+            size=size_of(asked),
         )
         return json_body(anthropic_messages.count_tokens_body(len(rendered.tokens)))
 

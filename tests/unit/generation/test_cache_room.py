@@ -17,7 +17,7 @@ from realsys.api.model import (
 )
 from realsys.backends.hf.local_engine import _cache_tokens
 from realsys.generation.decoding.attention import KeyValues
-from realsys.generation.decoding.slots import grown_size
+from realsys.generation.decoding.cache_shapes import grown_size
 from realsys.generation.embedded_settings import EmbeddedSettings
 from realsys.generation.engine.cache_room import needs_of, room_on_gpu, tokens_that_fit
 from realsys.generation.engine.continuous import ContinuousEngine
@@ -177,7 +177,7 @@ shapes = st.tuples(st.integers(0, 100), st.integers(0, 190).map(lambda n: 16 * n
 @given(shapes, st.tuples(st.integers(1, 100), st.integers(1, 3000)), st.integers(1, 100_000))
 def test_a_cache_grows_to_what_is_needed_and_no_further_than_it_may(have, need, most):
     rows, width = grown_size(
-        have, need, most_rows=100, granule=8, least_rows=2, max_cells=max(most, need[0] * need[1])
+        have, need, most_rows=100, granule=8, least_rows=2, max_entries=max(most, need[0] * need[1])
     )
     assert rows >= need[0]
     assert width >= need[1]

@@ -103,12 +103,17 @@ def expected(module):
     max_running=st.sampled_from([3, 1, 2, 9, 30]),  # the first example has the first of each
     prefix_bytes=st.sampled_from([30_000, 0, 1 << 20]),
     max_tokens=st.sampled_from([250, None, 500]),
+    read_tokens=st.sampled_from([30, None, 100]),
 )
 def test_whoever_else_runs_and_whenever_they_come(
-    module, expected, arrivals, max_running, prefix_bytes, max_tokens
+    module, expected, arrivals, max_running, prefix_bytes, max_tokens, read_tokens
 ):
     engine = ContinuousEngine(
-        module, max_running=max_running, prefix_bytes=prefix_bytes, max_tokens=max_tokens
+        module,
+        max_running=max_running,
+        prefix_bytes=prefix_bytes,
+        max_tokens=max_tokens,
+        read_tokens=read_tokens,
     )
     assert answers(engine, some_requests(), arrivals) == expected
 

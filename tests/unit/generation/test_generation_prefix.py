@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from realsys.generation.decoding.cache_shapes import rectangles
 from realsys.generation.decoding.prefix import PrefixCache
-from realsys.generation.decoding.slots import rectangles
 
 texts = st.lists(st.integers(0, 3), max_size=6).map(tuple)
 
@@ -42,7 +42,7 @@ def test_beyond_the_bound_the_longest_unused_goes_first():
 
 @given(st.lists(st.integers(1, 400), max_size=40))
 def test_rows_read_together_are_alike_and_not_too_many(lengths):
-    groups = rectangles(lengths, [0] * len(lengths), max_tokens=600, max_cells=600)
+    groups = rectangles(lengths, [0] * len(lengths), max_tokens=600, max_entries=600)
     assert sorted(i for group in groups for i in group) == list(range(len(lengths)))
     for group in groups:
         shortest, longest = (f(lengths[i] for i in group) for f in (min, max))
@@ -54,7 +54,7 @@ def test_rows_read_together_are_alike_and_not_too_many(lengths):
 def test_rows_read_together_fit_with_their_known_beginnings(rows):
     """Ten new tokens behind 30 000 known ones were read with 400 others of the kind: 12 million cells."""
     lengths, begins = [n for n, _ in rows], [k for _, k in rows]
-    groups = rectangles(lengths, begins, max_tokens=600, max_cells=900)
+    groups = rectangles(lengths, begins, max_tokens=600, max_entries=900)
     assert sorted(i for group in groups for i in group) == list(range(len(rows)))
     for group in groups:
         cells = len(group) * max(lengths[i] for i in group) + len(group) * max(

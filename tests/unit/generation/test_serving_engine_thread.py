@@ -53,6 +53,10 @@ class CountingEngine:
         return 0
 
     @property
+    def num_long(self) -> int:
+        return 0
+
+    @property
     def num_tokens(self) -> int:
         return sum(self.left.values())
 

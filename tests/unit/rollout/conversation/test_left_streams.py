@@ -60,6 +60,11 @@ def halting(*script: str, **more: Any) -> tuple[EpisodeSession, ScriptedPolicy]:
     return session, policy
 
 
+def counts(session: EpisodeSession) -> tuple[float, ...]:
+    """Calls, branches and answers that nobody has read."""
+    return tuple(session.figures()[name] for name in ("calls", "branches", "unread_answers"))
+
+
 def run(episode: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(episode, 100))
 
@@ -75,7 +80,12 @@ def test_what_was_written_is_trained_on_and_the_rest_is_not_sampled() -> None:
         assert made.logprobs[-5:] == (-1.0, -2.0, -3.0, -4.0, -5.0)
         assert (made.reward, made.truncated) == (0.5, False)
         assert session.last_node().message.content == "hello"  # type: ignore[union-attr]
-        assert session.figures() == {"calls": 1.0, "branches": 1.0, "unread_answers": 0.0}
+        assert session.figures() == {
+            "calls": 1.0,
+            "branches": 1.0,
+            "unread_answers": 0.0,
+            "unread_calls": 0.0,
+        }
         while any(t.get_name().startswith("chatcmpl") for t in asyncio.all_tasks()):
             await asyncio.sleep(0)  # nobody samples the rest
         await session.close()
@@ -349,7 +359,12 @@ def test_who_has_read_less_than_was_written_goes_on_behind_what_it_has_read(
         assert trained(left) == [*written]
         assert left.tokens == policy.contexts[0] + written
         assert trained(went_on) == [*policy.tokens(f"yes{END}")]
-        assert session.figures() == {"calls": 2.0, "branches": 2.0, "unread_answers": 0.0}
+        assert session.figures() == {
+            "calls": 2.0,
+            "branches": 2.0,
+            "unread_answers": 0.0,
+            "unread_calls": 0.0,
+        }
         session.set_reward(0.25, call_id="chatcmpl-e-0")
         assert {(s.reward, len(trained(s))) for s in session.sequences(reward=1.0)} == {
             (0.25, 3),

@@ -271,7 +271,9 @@ def test_a_plan_takes_forms_and_families_and_nothing_else() -> None:
     assert problem.where.endswith("task.agent_args.form")
     assert needed_by_form("kimi-k2") == PACKAGES
     assert needed_by_form("hermes") == ()
-    workers: Any = [SimpleNamespace(agent_args={"form": name}) for name in ("glm", "hy3")]
+    workers: Any = [
+        SimpleNamespace(env="math_verify", agent_args={"form": name}) for name in ("glm", "hy3")
+    ]
     assert packages_of_rollouts(workers) == [*PACKAGES]
     assert packages_of_rollouts(workers[:1]) == []
 
