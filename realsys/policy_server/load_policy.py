@@ -13,10 +13,10 @@ from realsys.generation.served_engines.embedded import EmbeddedEngine
 from realsys.models.hf import end_token_ids, load_causal_lm, load_tokenizer
 from realsys.models.prompt_lengths import check_conversations
 from realsys.rollout.conversation.chat_messages import Unserved
-from realsys.rollout.conversation.episode_session import SchemaUse, SessionSettings
 from realsys.rollout.conversation.form_choice import choose_form
 from realsys.rollout.conversation.renderer_choice import TEMPLATE, check_renderer, make_renderer
 from realsys.rollout.conversation.reply_grammar import special_tokens
+from realsys.rollout.conversation.session_settings import SchemaUse, SessionSettings
 from realsys.transport.generation_messages import WeightSource
 
 

@@ -11,11 +11,8 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
-from realsys.rollout.conversation.episode_session import (
-    EpisodeSession,
-    SessionPolicy,
-    SessionSettings,
-)
+from realsys.rollout.conversation.episode_session import EpisodeSession
+from realsys.rollout.conversation.session_settings import SessionPolicy, SessionSettings
 from realsys.rollout.endpoint.session_registry import NoRoom, UnknownKey
 
 

@@ -26,10 +26,11 @@ from realsys.rollout.conversation.chat_messages import (
     ChatResult,
 )
 from realsys.rollout.conversation.chat_rendering import TemplateRenderer
-from realsys.rollout.conversation.episode_session import EpisodeSession, SessionSettings
+from realsys.rollout.conversation.episode_session import EpisodeSession
 from realsys.rollout.conversation.form_choice import choose_form
 from realsys.rollout.conversation.message_matching import MessageMatch
 from realsys.rollout.conversation.renderer_choice import TEMPLATE, make_renderer
+from realsys.rollout.conversation.session_settings import SessionSettings
 
 NOISES = {
     "canonical tokens": SamplingNoise(),

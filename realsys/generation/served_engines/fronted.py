@@ -22,7 +22,6 @@ import torch
 
 from realsys.api.errors import ConfigError, DataError, RealsysError, WorkerLost
 from realsys.api.worker_configs import GenerationServer
-from realsys.generation.engine.textless_ids import textless_of_folder
 from realsys.generation.http.http_session import HttpSession
 from realsys.generation.http.served_engine import Counters, EngineAnswer, Fetch, full_answer
 from realsys.generation.served_engines.child import START_TIMEOUT_S, ChildServer
@@ -39,6 +38,7 @@ from realsys.generation.served_engines.request_limits import (
     refuse_kept,
     within_room,
 )
+from realsys.generation.served_engines.textless_of_folder import textless_of_folder
 from realsys.models.hf_directory import check_hf_directory, weight_files, weight_shapes
 from realsys.runtime.progress import tick
 from realsys.runtime.transfer_time import transfer_time_s

@@ -1,7 +1,7 @@
 """One agent's episode with the policy: requests in, replies out, and at its end the sequences to train on.
 
-    ChatRequest ─ CallBook: sent before? ─ AnswerTree: continues which answer?
-        ─ ChatRenderer: the new tokens ─ policy samples ─ AnswerForm: thoughts, calls ─ ChatResult
+    ChatRequest ─ CallBook: sent before? ─ RequestPlaces: AnswerTree, which answer does it continue?
+        ChatRenderer: the new tokens ─ ReplySampler: policy, AnswerForm for thoughts, calls ─ ChatResult
 
 The endpoint speaks HTTP for it. All methods belong to one event loop.
 """
@@ -9,138 +9,36 @@ The endpoint speaks HTTP for it. All methods belong to one event loop.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
-from typing import Any, Protocol
 
-from realsys.api.agent import Answer, AnswerSoFar, Trajectory
-from realsys.api.basics.thoughts import THINK
-from realsys.api.errors import ConfigError, DataError
-from realsys.generation.engine.token_grammar import grammar_fault
-from realsys.rollout.conversation.answer_forms import ANSWER_FORMS, AnswerForm
-from realsys.rollout.conversation.answer_reading import opens_thoughts, read_answer
+from realsys.api.agent import Answer, Trajectory
+from realsys.api.errors import DataError
 from realsys.rollout.conversation.answer_tree import AnswerNode, AnswerTree, sequences
 from realsys.rollout.conversation.call_book import CallBook, CallState, ChatCall
 from realsys.rollout.conversation.chat_messages import (
     ChatMessage,
-    ChatReply,
     ChatRequest,
     ChatResult,
-    FinishReason,
-    TokenLogprob,
-    ToolCall,
-    ToolChoice,
     Unserved,
 )
-from realsys.rollout.conversation.chat_rendering import ChatRenderer, RenderedChat, request_args
-from realsys.rollout.conversation.continued_answer import (
-    check_continued,
-    last_of,
-    text_behind,
-    with_reply,
-)
-from realsys.rollout.conversation.full_context import ContextFull, context_full
-from realsys.rollout.conversation.given_prompts import continued_answer, no_texts, prompt_tokens
-from realsys.rollout.conversation.growing_answer import HALF_LETTER, GrowingAnswer, GrowingText
-from realsys.rollout.conversation.large_texts import beside_loop, size_of
-from realsys.rollout.conversation.message_matching import MessageMatch, key_behind, path_keys
+from realsys.rollout.conversation.continued_answer import with_reply
+from realsys.rollout.conversation.message_matching import key_behind
 from realsys.rollout.conversation.pending_call import (
-    CallPlace,
     GrowingReply,
     LiveReply,
     OnText,
     PendingCall,
-    SessionOver,
     session_over,
 )
-from realsys.rollout.conversation.reply_grammar import reply_grammar
-from realsys.rollout.conversation.stop_cut import before_stops, cut_at_stop
+from realsys.rollout.conversation.reply_sampling import ReplySampler
+from realsys.rollout.conversation.request_places import RequestPlaces
+from realsys.rollout.conversation.session_settings import SessionPolicy, SessionSettings
 from realsys.runtime.first_error import first_error
 
-__all__ = [
-    "ContextFull",
-    "EpisodeSession",
-    "SchemaUse",
-    "SessionOver",
-    "SessionPolicy",
-    "SessionSettings",
-]
-
-OnTokens = Callable[[Sequence[int]], None]
-
-
 _TURNS = 20  # of the event loop, in which a connection that has ended is noticed
-
-
-class SessionPolicy(Protocol):
-    """What samples answers. Implementations find a server, wait for weights, and retry."""
-
-    async def sample(
-        self,
-        tokens: Sequence[int],
-        *,
-        limit: int | None,
-        stop: Sequence[str],
-        sampling: Mapping[str, Any],
-        on_tokens: OnTokens | None,
-        grammar: str = "",
-        answer_prefix: int = 0,
-    ) -> Answer:
-        """Samples an answer to ``tokens``.
-
-        Args:
-            limit: most tokens; None: as many as the run allows.
-            stop: texts at which sampling may end early; the session cuts there in any case.
-            sampling: the client's wishes; a training run samples by its own settings.
-            on_tokens: called with all tokens of the answer so far, whenever there are more. They are an
-                ``AnswerSoFar`` where an answer that its client leaves is to be trained on.
-            grammar: what the answer must be, see reply_grammar.py; empty: anything.
-            answer_prefix: so many of the last ``tokens`` are the answer's own beginning. Returned is the
-                rest; ``limit`` and ``grammar`` are of the whole.
-        Raises:
-            WaitTimeout, RemoteError: there is no answer.
-        """
-
-
-class SchemaUse(StrEnum):
-    """What becomes of a request for a JSON schema, or for a call of certain tools (``tool_choice``)."""
-
-    REFUSE = "refuse"  # a schema; tool_choice is ignored
-    IGNORE = "ignore"  # both: answered as other requests are
-    ENFORCE = "enforce"  # the engine holds the answer to it
-
-
-@dataclass(frozen=True, kw_only=True)
-class SessionSettings:
-    """How a session understands requests; the same for all of a run.
-
-    Attributes:
-        model: name that replies carry.
-        match: how equal messages must be for a request to continue an answer.
-        decode: tokens → text with special tokens. ``encode``: text → tokens, with those that the tokenizer
-            puts before every text. ``num_ids``: tokens that a client may send; None: the engine knows it.
-        end_ids: tokens that end an answer, not part of its text.
-        max_calls: requests of one episode, above which it fails: an agent in a loop.
-        special: special tokens of the tokenizer, their ids by text; for schemas that are enforced.
-        unserved: what becomes of tools and parts of messages that the policy can't take.
-    """
-
-    renderer: ChatRenderer
-    form: AnswerForm
-    decode: Callable[[Sequence[int]], str]
-    end_ids: frozenset[int]
-    encode: Callable[[str], Sequence[int]] = no_texts
-    num_ids: int | None = None
-    model: str = "policy"
-    match: MessageMatch = MessageMatch.TOOLS
-    max_calls: int = 1000
-    schemas: SchemaUse = SchemaUse.REFUSE
-    special: Mapping[str, int] = field(default_factory=dict)
-    unserved: Unserved = Unserved.REFUSE
 
 
 @dataclass(eq=False, kw_only=True)
@@ -267,15 +165,6 @@ class EpisodeSession:
         now_s = asyncio.get_running_loop().time()
         return max((now_s - began_s for began_s in self._asked), default=0.0)
 
-    @contextmanager
-    def _noted_request(self) -> Iterator[None]:
-        began_s = asyncio.get_running_loop().time()
-        self._asked.append(began_s)
-        try:
-            yield
-        finally:
-            self._asked.remove(began_s)
-
     async def close(self) -> None:
         """Ends the episode: answers on their way are abandoned, later requests refused."""
         self.is_over = True
@@ -357,95 +246,39 @@ class EpisodeSession:
     async def _sampled(
         self, call: ChatCall[PendingCall], request: ChatRequest, work: PendingCall
     ) -> ChatResult:
-        if not work.places:
-            work.places = await self._places(call, request)
-        async with first_error(), asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(
-                    self._one(
-                        place.context,
-                        request,
-                        place.prompt.thinking,
-                        place.grammar,
-                        (call.number, number),
-                        work,
-                    ),
-                    name=f"{self._call_id(call)}/{number}",
-                )
-                for number, place in enumerate(work.places)
-            ]
-        replies = []
-        for number, (answer, reply) in enumerate(task.result() for task in tasks):
-            if answer is not None:  # else its client had got all of it
-                work.nodes.append(self._add_node(call, work, number, answer, reply.message))
-            replies.append(reply)
-        num_prompt_tokens, num_cached = work.prompt_tokens()
-        return ChatResult(
-            id=self._call_id(call),
-            created=int(time.time()),
-            model=self.model_of(request),
-            replies=tuple(replies),
-            num_prompt_tokens=num_prompt_tokens,
-            num_cached=num_cached,
-        )
-
-    async def _places(
-        self, call: ChatCall[PendingCall], request: ChatRequest
-    ) -> tuple[CallPlace, ...]:
-        """Finds where each reply stands, which is behind the conversation, or behind its prompt.
-
-        Raises:
-            DataError: the request can't be answered.
-        """
         if call.number >= self.settings.max_calls:
             raise DataError(
                 f"the episode has made {self.settings.max_calls} requests",
                 where=f"session {self.id}",
                 fix="see why the agent does not end, or raise agent_args.max_calls",
             )
-        self._check_held(request)
-        if not request.prompts:
-            return (await self._place(request),) * request.n
-        settings, grammar = self.settings, ""
-        if request.has_form and settings.schemas is SchemaUse.ENFORCE:
-            grammar = await asyncio.to_thread(self._grammar, request, thinking=False)
-        places = []
-        for prompt in request.prompts:
-            tokens = await prompt_tokens(prompt, settings.encode, num_ids=settings.num_ids)
-            parent = continued_answer(self.tree, tokens)
-            new = tokens[len(parent.tokens) if parent is not None else 0 :]
-            rendered = RenderedChat(tokens=new, thinking=False)
-            place = CallPlace(request=request, parent=parent, prompt=rendered, grammar=grammar)
-            places += [place] * request.n
-        return tuple(places)
-
-    async def _place(self, request: ChatRequest) -> CallPlace:
-        """Finds where in the conversation the answers stand, and what they are held to."""
-        args = request_args(request, self.settings.renderer)
-        size = size_of(request)
-        keys = await beside_loop(
-            lambda: path_keys(request.messages, request.tools, self.settings.match, args), size=size
+        if not work.places:
+            work.places = await RequestPlaces(settings=self.settings).places(request, self.tree)
+        sampler = ReplySampler(
+            session=self.id, policy=self.policy, settings=self.settings, asked=self._asked
         )
-        found = self.tree.longest(keys, request.messages)
-        answered = 0 if found is None else found[1]
-        found = self.tree.shortened(keys, request.messages, answered) or found
-        parent, prompt = await beside_loop(lambda: self._prompt(request, found, args), size=size)
-        opened = opens_thoughts(self.settings.form, prompt.tokens, self.settings.decode)
-        prompt = replace(prompt, thinking=prompt.thinking or opened)
-        grammar, cut = "", _cut_answer(request, parent)
-        if request.continues:
-            written = "" if cut is None else self._text(cut.answer.tokens)
-            check_continued(
-                request,
-                request.messages[-1].content + written,
-                self.settings.form,
-                is_held=self.settings.schemas is SchemaUse.ENFORCE,
-            )
-        may_be_held = request.has_form or bool(request.tools)
-        if may_be_held and self.settings.schemas is SchemaUse.ENFORCE:  # reading may take seconds
-            grammar = await asyncio.to_thread(self._grammar, request, thinking=prompt.thinking)
-        return CallPlace(
-            request=request, parent=parent, prompt=prompt, cut=cut, keys=keys, grammar=grammar
+        async with first_error(), asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(
+                    sampler.reply(call.number, number, request, work),
+                    name=f"{self._call_id(call)}/{number}",
+                )
+                for number in range(len(work.places))
+            ]
+        sampled = [task.result() for task in tasks]
+        for number, one in enumerate(sampled):
+            if one.answer is not None:  # else its client had got all of it
+                node = self._add_node(call, work, number, one.answer, one.reply.message)
+                work.nodes.append(node)
+            self._num_unread_calls += one.num_faults
+        num_prompt_tokens, num_cached = work.prompt_tokens()
+        return ChatResult(
+            id=self._call_id(call),
+            created=int(time.time()),
+            model=self.model_of(request),
+            replies=tuple(one.reply for one in sampled),
+            num_prompt_tokens=num_prompt_tokens,
+            num_cached=num_cached,
         )
 
     def _add_node(
@@ -477,232 +310,3 @@ class EpisodeSession:
         path_key = key_behind(before, messages[-1], self.settings.match)
         self.tree.add(node, path_key, question_key=before)
         return node
-
-    def _check_held(self, request: ChatRequest) -> None:
-        """Raises DataError if the request wants to be held to what answers are not held to here."""
-        use = self.settings.schemas
-        if use is SchemaUse.ENFORCE or (use is SchemaUse.IGNORE and not request.must_hold):
-            return
-        if request.has_form:
-            raise DataError(
-                "answers are not held to JSON schemas here",
-                where=request.schema_field,
-                fix="leave it out; a training run takes it with task.agent_args.schema=enforce",
-            )
-        if request.allowed_tools:
-            raise DataError(
-                "answers are not held to some of the tools here",
-                where="tool_choice",
-                fix="offer only these as tools; or run with task.agent_args.schema=enforce",
-            )
-
-    def _prompt(
-        self,
-        request: ChatRequest,
-        found: tuple[AnswerNode, int] | None,
-        args: Mapping[str, Any],
-    ) -> tuple[AnswerNode | None, RenderedChat]:
-        """Renders what is new behind the answer that was found, if the request continues it."""
-        renderer, continues = self.settings.renderer, request.continues
-        if found is not None:
-            node, answered = found
-            is_cut = answered == len(request.messages) and (
-                node.was_left or not node.answer.stopped
-            )
-            if continues and is_cut and node.message.content == request.messages[-1].content:
-                return node, RenderedChat(tokens=(), thinking=self._is_thinking(node))
-            if answered < len(request.messages):
-                messages = _with_thoughts(request.messages, node)
-                rendered = renderer.behind(
-                    messages,
-                    answered,
-                    request.tools,
-                    prompt=node.prompt,
-                    sampled=node.answer.tokens,
-                    args=args,
-                    continues=continues,
-                )
-                if rendered is not None:
-                    return node, rendered
-        whole = renderer.whole(request.messages, request.tools, args=args, continues=continues)
-        return None, whole
-
-    def _is_thinking(self, node: AnswerNode) -> bool:
-        """Returns whether an answer that was cut ends within its thoughts."""
-        message = node.message
-        is_open = bool(message.reasoning) and not message.content and not message.tool_calls
-        return is_open and THINK[1] not in self._text(node.answer.tokens)
-
-    def _grammar(self, request: ChatRequest, *, thinking: bool) -> str:
-        """Returns what the reply is held to; raises DataError if that can't be."""
-        where = request.schema_field if request.has_form else "tools"
-        try:
-            grammar = reply_grammar(
-                request,
-                self._form_of(request),
-                thinking=thinking,
-                template="" if request.prompts else self.settings.renderer.template,
-                special=self.settings.special,
-            )
-            fault = grammar_fault(grammar) if grammar else ""
-        except ConfigError as error:  # here it is the request that asks for what is missing
-            raise DataError(error.what, where=where, fix=error.fix) from error
-        except RecursionError:
-            raise DataError(
-                "the schema is nested too deeply", where=where, fix="send a flatter one"
-            ) from None
-        if fault:
-            raise DataError(
-                f"the schema can't be used: {fault}",
-                where=where,
-                fix="leave out what is named, or all of the schema",
-            )
-        return grammar
-
-    async def _one(
-        self,
-        context: Sequence[int],
-        request: ChatRequest,
-        thinking: bool,
-        grammar: str,
-        place: tuple[int, int],
-        work: PendingCall,
-    ) -> tuple[Answer | None, ChatReply]:
-        """Samples a reply, or the rest of one that was left. Returns what was sampled, None if nothing was
-        left to sample, and the whole reply.
-        """
-        growing_reply = work.replies[place[1]]
-        prefix = growing_reply.prefix_answer()
-        has_tools = bool(request.tools) and request.tool_choice is not ToolChoice.NONE
-        form, growing = self._form_of(request), GrowingAnswer()
-        growing_text: GrowingText | None = None
-
-        def text_of(tokens: Sequence[int]) -> str:
-            return (
-                text_behind(self._text, context, tokens)
-                if request.continues or request.prompts
-                else self._text(tokens)
-            )
-
-        def sure(text: str) -> str:
-            kept = before_stops(text, request.stop)
-            return form.safe_prefix(kept, thinking=thinking, tools=has_tools)
-
-        def on_tokens(tokens: Sequence[int]) -> None:
-            growing_reply.sampled = tokens if isinstance(tokens, AnswerSoFar) else None
-            if not growing.is_due(len(tokens)):
-                return
-            nonlocal growing_text
-            if growing_text is None:
-                before = last_of(context) if request.continues else ()
-                growing_text = GrowingText(self.settings.decode, whole=text_of, before=before)
-            grown = (*prefix.tokens, *tokens) if prefix.tokens else tokens
-            text = growing_text.of(self._without_end(grown))
-            if not text.endswith(HALF_LETTER):
-                work.publish(place[1], sure(text), len(prefix.tokens) + len(tokens))
-
-        growing_reply.sure = lambda tokens: sure(text_of(tokens))
-        growing_reply.thoughts = lambda tokens: (
-            form.parse(text_of(tokens), thinking=thinking, tools=has_tools).reasoning
-        )
-        answer = prefix
-        if not self._is_whole(prefix, request):
-            with self._noted_request():
-                answer = await self.policy.sample(
-                    [*context, *prefix.tokens],
-                    limit=request.max_tokens,
-                    stop=request.stop,
-                    sampling=request.sampling,
-                    on_tokens=on_tokens if work.is_streamed else None,
-                    grammar=grammar,
-                    **({"answer_prefix": len(prefix.tokens)} if prefix.tokens else {}),
-                )
-            answer = prefix.joined(answer)
-        if answer.is_none:
-            raise context_full(
-                len(context),
-                num_answer=request.max_tokens,
-                context_length=answer.context_length,
-                what="prompt" if request.prompts else "conversation",
-                where="prompt" if request.prompts else "messages",
-            )
-        count, stop_text = cut_at_stop(answer.tokens, request.stop, self._text)
-        answer = replace(answer.part(0, count), stopped=bool(stop_text) or answer.stopped)
-        rest = answer.part(len(prefix.tokens), count)
-        growing_reply.sampled = AnswerSoFar.of(rest)
-        text = text_of(answer.tokens)
-        if stop_text:
-            text = text[: text.find(stop_text)]
-        parsed = await read_answer(
-            form, text, thinking=thinking, tools=has_tools, schemas=_schemas(request)
-        )
-        self._num_unread_calls += len(parsed.faults)
-        calls = tuple(
-            ToolCall(id=self._tool_call_id(*place, i), name=c.name, arguments=c.arguments)
-            for i, c in enumerate(parsed.calls)
-        )
-        message = ChatMessage(
-            role="assistant", content=parsed.content, reasoning=parsed.reasoning, tool_calls=calls
-        )
-        finish = FinishReason.STOP if answer.stopped else FinishReason.LENGTH
-        if calls and answer.stopped:
-            finish = FinishReason.TOOL_CALLS
-        return rest if rest.tokens or not prefix.tokens else None, ChatReply(
-            message=message,
-            finish=finish,
-            stop_text=stop_text,
-            logprobs=self._logprobs(answer) if request.logprobs else (),
-            num_tokens=len(answer.tokens),
-            token_ids=answer.tokens if request.token_ids else (),
-            prompt_ids=tuple(context) if request.token_ids else (),
-        )
-
-    def _is_whole(self, prefix: Answer, request: ChatRequest) -> bool:
-        """Whether nothing may follow on what a client had got of a reply."""
-        _, stop_text = cut_at_stop(prefix.tokens, request.stop, self._text)
-        limit = request.max_tokens
-        return bool(stop_text) or (limit is not None and len(prefix.tokens) >= limit)
-
-    def _form_of(self, request: ChatRequest) -> AnswerForm:
-        """Returns how replies are read: those to prompts are texts and nothing else."""
-        return ANSWER_FORMS["plain"] if request.prompts else self.settings.form
-
-    def _tool_call_id(self, *place: int) -> str:
-        """Returns an id of nine letters and digits, as some templates want them."""
-        text = "/".join((self.id, *map(str, place)))
-        return hashlib.blake2b(text.encode()).hexdigest()[:9]
-
-    def _text(self, tokens: Sequence[int]) -> str:
-        """Decodes an answer with special tokens, without the token that ended it."""
-        return self.settings.decode(self._without_end(tokens))
-
-    def _without_end(self, tokens: Sequence[int]) -> Sequence[int]:
-        ended = bool(tokens) and tokens[-1] in self.settings.end_ids
-        return tokens[:-1] if ended else tokens
-
-    def _logprobs(self, answer: Answer) -> tuple[TokenLogprob, ...]:
-        return tuple(
-            TokenLogprob(text=self.settings.decode([token]), logprob=logprob)
-            for token, logprob in zip(answer.tokens, answer.logprobs, strict=True)
-        )
-
-
-def _schemas(request: ChatRequest) -> dict[str, Any]:
-    """Returns the schemas of the tools' arguments by the tools' names."""
-    functions = [tool.get("function", {}) for tool in request.tools]
-    return {f["name"]: f.get("parameters") or {} for f in functions if "name" in f}
-
-
-def _with_thoughts(messages: Sequence[ChatMessage], node: AnswerNode) -> list[ChatMessage]:
-    """Gives the continued answers their thoughts, which most clients don't send back."""
-    made = list(messages)
-    for answered in node.line:
-        place = answered.num_messages - 1
-        made[place] = replace(made[place], reasoning=answered.message.reasoning)
-    return made
-
-
-def _cut_answer(request: ChatRequest, parent: AnswerNode | None) -> AnswerNode | None:
-    """Returns the answer of the policy with which the request goes on; None: it is not the policy's."""
-    is_cut = parent is not None and parent.num_messages == len(request.messages)
-    return parent if request.continues and is_cut else None

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from realsys.api.errors import TrialError
-from realsys.rollout.conversation.episode_session import EpisodeSession, SessionSettings
+from realsys.rollout.conversation.episode_session import EpisodeSession
+from realsys.rollout.conversation.session_settings import SessionSettings
 
 KEY_PREFIX = "sk-sess-"
 _MOST_ENDED = 4096  # remembered, for clients that end theirs again

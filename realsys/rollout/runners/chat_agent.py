@@ -24,7 +24,8 @@ from realsys.api.agent import (
     Observation,
 )
 from realsys.rollout.conversation.chat_messages import ChatMessage, ChatRequest, ToolCall
-from realsys.rollout.conversation.episode_session import ContextFull, EpisodeSession
+from realsys.rollout.conversation.episode_session import EpisodeSession
+from realsys.rollout.conversation.full_context import ContextFull
 from realsys.rollout.dialects import chat_completions
 from realsys.rollout.runners.agent_arguments import ChatArguments
 from realsys.rollout.runners.endpoint_agent import AskPolicy, session_settings

@@ -28,11 +28,12 @@ from realsys.api.agent import (
     EpisodeTask,
 )
 from realsys.rollout.conversation.chat_messages import Unserved
-from realsys.rollout.conversation.episode_session import EpisodeSession, SchemaUse, SessionSettings
+from realsys.rollout.conversation.episode_session import EpisodeSession
 from realsys.rollout.conversation.form_choice import choose_form
 from realsys.rollout.conversation.message_matching import MessageMatch
 from realsys.rollout.conversation.renderer_choice import make_renderer
 from realsys.rollout.conversation.reply_grammar import special_tokens
+from realsys.rollout.conversation.session_settings import SchemaUse, SessionSettings
 from realsys.rollout.endpoint.endpoint_app import endpoint_app
 from realsys.rollout.endpoint.session_registry import SessionRegistry
 from realsys.rollout.runners.agent_arguments import ConversationArguments, EndpointArguments

@@ -30,7 +30,8 @@ from realsys.rollout.conversation.chat_messages import (
     ChatRequest,
     FinishReason,
 )
-from realsys.rollout.conversation.episode_session import ContextFull, EpisodeSession
+from realsys.rollout.conversation.episode_session import EpisodeSession
+from realsys.rollout.conversation.full_context import ContextFull
 from realsys.rollout.runners.agent_arguments import HarborArguments
 from realsys.rollout.runners.endpoint_agent import AskPolicy, session_settings
 from realsys.rollout.runners.shell_turns import (

@@ -46,10 +46,8 @@ from realsys.interfaces.ppo.ppo_experience import prepare_experience  # noqa: E4
 from realsys.rollout.conversation.answer_forms import ANSWER_FORMS  # noqa: E402
 from realsys.rollout.conversation.chat_messages import ChatMessage, ChatRequest  # noqa: E402
 from realsys.rollout.conversation.chat_rendering import RenderedChat  # noqa: E402
-from realsys.rollout.conversation.episode_session import (  # noqa: E402
-    EpisodeSession,
-    SessionSettings,
-)
+from realsys.rollout.conversation.episode_session import EpisodeSession  # noqa: E402
+from realsys.rollout.conversation.session_settings import SessionSettings  # noqa: E402
 from realsys.rollout.environments.math_question import MathVerify  # noqa: E402
 from realsys.rollout.runners.command_agent import read_reward  # noqa: E402
 from realsys.rollout.runners.episode_outcome import (  # noqa: E402

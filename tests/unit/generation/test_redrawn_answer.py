@@ -15,11 +15,11 @@ import pytest
 from real_trials import make_policy
 
 from realsys.api.worker_configs import GenerationServer
-from realsys.generation.engine.textless_ids import textless_of_folder
 from realsys.generation.http.served_engine import EngineAnswer
 from realsys.generation.served_engines.child import ChildServer
 from realsys.generation.served_engines.fronted import FrontedEngine
 from realsys.generation.served_engines.sglang import sglang_body
+from realsys.generation.served_engines.textless_of_folder import textless_of_folder
 from realsys.generation.served_engines.vllm import vllm_body
 from realsys.models.hf import load_tokenizer
 from realsys.transport.generation_messages import Finish, GenerateRequest, Sampling

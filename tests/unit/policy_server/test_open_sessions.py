@@ -17,7 +17,8 @@ from realsys.generation.http.served_engine import EngineAnswer
 from realsys.policy_server.client_policy import ClientPolicy
 from realsys.policy_server.open_sessions import OpenSessions
 from realsys.rollout.conversation.answer_forms import form_of_template
-from realsys.rollout.conversation.episode_session import ContextFull, SessionSettings
+from realsys.rollout.conversation.full_context import ContextFull
+from realsys.rollout.conversation.session_settings import SessionSettings
 from realsys.rollout.dialects.error_bodies import openai_error
 from realsys.rollout.endpoint.endpoint_app import answering_app
 from realsys.rollout.endpoint.session_registry import NoRoom, UnknownKey

@@ -31,7 +31,8 @@ from realsys.rollout.conversation.answer_forms import ANSWER_FORMS
 from realsys.rollout.conversation.answer_tree import AnswerTree
 from realsys.rollout.conversation.chat_messages import ChatMessage, ChatRequest
 from realsys.rollout.conversation.chat_rendering import RenderedChat
-from realsys.rollout.conversation.episode_session import EpisodeSession, SessionSettings
+from realsys.rollout.conversation.episode_session import EpisodeSession
+from realsys.rollout.conversation.session_settings import SessionSettings
 from realsys.rollout.runners.command_agent import read_reward
 from realsys.rollout.runners.endpoint_agent import AskPolicy
 from realsys.rollout.runners.episode_outcome import (

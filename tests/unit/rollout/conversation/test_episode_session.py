@@ -17,7 +17,7 @@ from scripted_policy import END, scripted
 from realsys.api.agent import Answer
 from realsys.api.errors import DataError, RemoteError
 from realsys.config import extras
-from realsys.rollout.conversation import episode_session
+from realsys.rollout.conversation import request_places
 from realsys.rollout.conversation.answer_forms import ANSWER_FORMS
 from realsys.rollout.conversation.chat_messages import (
     ChatMessage,
@@ -26,15 +26,13 @@ from realsys.rollout.conversation.chat_messages import (
     FinishReason,
     ToolChoice,
 )
-from realsys.rollout.conversation.episode_session import (
-    ContextFull,
-    EpisodeSession,
-    SchemaUse,
-    SessionOver,
-)
+from realsys.rollout.conversation.episode_session import EpisodeSession
 from realsys.rollout.conversation.forms.answer_scan import MarkedForm
+from realsys.rollout.conversation.full_context import ContextFull
 from realsys.rollout.conversation.growing_answer import GrowingAnswer
 from realsys.rollout.conversation.message_matching import MessageMatch
+from realsys.rollout.conversation.pending_call import SessionOver
+from realsys.rollout.conversation.session_settings import SchemaUse
 
 HERMES_CALL = '<tool_call>\n{"name": "search", "arguments": {"q": 1.0}}\n</tool_call>'
 
@@ -666,7 +664,7 @@ def test_a_schema_is_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch)
         async def notes() -> None:
             seen.set()
 
-        monkeypatch.setattr(episode_session, "grammar_fault", fault)
+        monkeypatch.setattr(request_places, "grammar_fault", fault)
         session, _ = with_schemas(SchemaUse.ENFORCE, f'{{"n": 1}}{END}')
         await ask(session, user("1"), schema=SCHEMA)
         assert seen.is_set()
@@ -705,7 +703,7 @@ def test_others_are_answered_while_a_schema_is_read(monkeypatch: pytest.MonkeyPa
         return ""
 
     async def episode() -> None:
-        monkeypatch.setattr(episode_session, "grammar_fault", slow)
+        monkeypatch.setattr(request_places, "grammar_fault", slow)
         session, _ = with_schemas(SchemaUse.ENFORCE, f'{{"n": 1}}{END}')
         held = asyncio.create_task(ask(session, user("1"), schema=SCHEMA))
         other, _ = scripted(f"one{END}")

@@ -20,7 +20,8 @@ from realsys.rollout.conversation.chat_messages import (
     FinishReason,
     Prompt,
 )
-from realsys.rollout.conversation.episode_session import EpisodeSession, SchemaUse
+from realsys.rollout.conversation.episode_session import EpisodeSession
+from realsys.rollout.conversation.session_settings import SchemaUse
 
 
 async def complete(session: EpisodeSession, *prompts: Prompt, **more: Any) -> ChatResult:

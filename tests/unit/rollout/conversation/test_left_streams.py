@@ -11,7 +11,8 @@ from scripted_policy import END, ScriptedPolicy, scripted
 
 from realsys.api.agent import Trajectory
 from realsys.rollout.conversation.chat_messages import ChatMessage, ChatRequest, ChatResult
-from realsys.rollout.conversation.episode_session import EpisodeSession, SessionOver
+from realsys.rollout.conversation.episode_session import EpisodeSession
+from realsys.rollout.conversation.pending_call import SessionOver
 
 HELLO = f"hello world{END}"
 

@@ -16,7 +16,8 @@ from realsys.interfaces.ppo.episode_groups import EpisodeGroups
 from realsys.rollout.conversation.answer_forms import ANSWER_FORMS
 from realsys.rollout.conversation.chat_messages import ChatMessage, ChatRequest
 from realsys.rollout.conversation.chat_rendering import RenderedChat
-from realsys.rollout.conversation.episode_session import EpisodeSession, SessionSettings
+from realsys.rollout.conversation.episode_session import EpisodeSession
+from realsys.rollout.conversation.session_settings import SessionSettings
 from realsys.rollout.runners.episode_outcome import (
     AgentOutcome,
     EpisodeAddress,

@@ -17,7 +17,7 @@ from letter_chat import ScriptedPolicy, host, task
 from realsys.api.agent import Answer, Environment, Episode, EpisodeTask, Observation
 from realsys.api.errors import ConfigError, DataError
 from realsys.config.plugin_arguments import argument_problems
-from realsys.rollout.conversation.episode_session import ContextFull
+from realsys.rollout.conversation.full_context import ContextFull
 from realsys.rollout.runners.chat_agent import ChatAgent, first_request
 from realsys.rollout.runners.endpoint_agent import EndpointAgent
 from realsys.rollout.runners.episode_outcome import AgentOutcome, EpisodeSeat
