@@ -245,6 +245,25 @@ class FuzzedHistory:
         said = ChatMessage(role="assistant", content=self._text())
         return await self._go_on(replace(talk, messages=(*talk.messages, said)))
 
+    async def _prefill(self, talk: Talk) -> list[Talk]:
+        """Has the last message go on: an answer of the policy's, or one that the client has begun."""
+        rng = self.rng
+        known = [t for t in self._conversation.values() if not t.messages[-1].tool_calls]
+        own = ChatMessage(role="assistant", content=self._text() or "So")
+        base = replace(talk, messages=(*talk.messages, own))
+        if known and rng.random() < 0.6:
+            base = rng.choice(known)
+        result = await self._ask(replace(self._request(base), continues=True))
+        self.counts["gone on with a last message"] += result is not None
+        made = []
+        for reply in result.replies if result else ():
+            sent = _behind(base.messages, self._as_sent_back(reply.message))[-1]
+            whole = (*base.messages[:-1], sent)
+            for token in reply.logprobs:
+                self._conversation[self._entry(token.logprob).number] = Talk(whole, base.tools)
+            made.append(Talk((*whole, *self._reaction(sent)), base.tools))
+        return made
+
     async def _leave_and_retry(self, talk: Talk) -> list[Talk]:
         """Disconnects before the answer, or before its last byte, and asks again until it has it."""
         rng = self.rng
@@ -372,7 +391,16 @@ class FuzzedHistory:
             stop=tuple(rng.sample(STOPS, rng.choice((0, 0, 0, 1, 2)))),
             logprobs=True,
             idempotency_key=key,
+            template_args=self._template_args(),
         )
+
+    def _template_args(self) -> dict[str, Any]:
+        """Now and then other arguments of the template than the run's, where it reads them."""
+        reads = self.session.settings.renderer.reads("enable_thinking")
+        if not reads or self.rng.random() < 0.7:
+            return {}
+        self.counts["with arguments of the template"] += 1
+        return {"enable_thinking": self.rng.random() < 0.5}
 
     async def _ask(
         self, request: ChatRequest, *, leave: str = "", uses: bool = False
@@ -410,7 +438,10 @@ class FuzzedHistory:
             entry = self._entry(reply.logprobs[0].logprob)
             if entry.number >= num_logged:
                 self._check_context(entry, request)
-            whole = (*request.messages, self._as_sent_back(reply.message))
+            sent = self._as_sent_back(reply.message)
+            whole = (*request.messages, sent)
+            if request.continues:
+                whole = _behind(request.messages, sent)
             parts = Counter(self._entry(token.logprob).number for token in reply.logprobs)
             for number, count in parts.items():  # several, if its client had left it before
                 self._missed[number] = (request.messages, reply.message.content)
@@ -601,10 +632,17 @@ class FuzzedHistory:
         return list(self.family.tokenizer(text, add_special_tokens=False).input_ids)
 
 
+def _behind(messages: Sequence[ChatMessage], reply: ChatMessage) -> tuple[ChatMessage, ...]:
+    """Returns the conversation whose last message the reply goes on with."""
+    *before, last = messages
+    return (*before, replace(reply, content=last.content + reply.content))
+
+
 _ACTIONS = (
     *[FuzzedHistory._go_on] * 10,
     *[FuzzedHistory._leave_and_retry] * 3,
     *[FuzzedHistory._leave_in_the_middle] * 3,
+    *[FuzzedHistory._prefill] * 2,
     FuzzedHistory._several,
     FuzzedHistory._edit,
     *[FuzzedHistory._shorten] * 2,

@@ -79,9 +79,10 @@ class ReplySampler:
         goes_on = request.continues or bool(request.prompts)
 
         def text_of(tokens: Sequence[int]) -> str:
-            if goes_on:
-                return text_behind(self.settings.text, context, tokens)
-            return self.settings.text(tokens)
+            text = self.settings.without_end(tokens)
+            if goes_on:  # what it goes on with may end with such a token, too
+                return text_behind(self.settings.decode, context, text)
+            return self.settings.decode(text)
 
         def sure(text: str) -> str:
             kept = before_stops(text, request.stop)

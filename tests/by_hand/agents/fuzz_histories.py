@@ -3,8 +3,9 @@
     python tests/by_hand/agents/fuzz_histories.py --histories 100000  writes results/fuzz_histories.json
 
 A simulated policy samples any tokens, also such that a tokenizer would not make of their text; clients
-continue, edit, cut and fork their histories, change tools and system texts, disconnect and retry, write
-arguments of calls anew, drop thoughts. Every token that is trained on is looked up in the policy's log: its
+continue, edit, cut and fork their histories, change tools, system texts and arguments of the template,
+disconnect, leave streams in the middle, have answers go on, retry, write arguments of calls anew, drop
+thoughts. Every token that is trained on is looked up in the policy's log: its
 id, log-prob, version, and all tokens before it. Beside it is counted what a run would train on if it
 tokenised the final conversation anew: how many conversations are then others than the policy's, and how
 many of its tokens are others, or behind others.
