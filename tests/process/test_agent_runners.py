@@ -441,7 +441,7 @@ def test_a_client_from_outside_starts_rewards_and_ends_its_episode(tmp_path):
             assert post(f"{started['base_url']}/chat/completions", body, key)[0] == 200
             assert post(f"{url}/rl/set_reward", {"reward": 0.5}, key)[0] == 200
             assert post(f"{url}/rl/end_session", {}, key)[0] == 200
-            assert post(f"{started['base_url']}/chat/completions", body, key)[0] == 401
+            assert post(f"{started['base_url']}/chat/completions", body, key)[0] == 410
 
         while not told.exists():
             await asyncio.sleep(0.01)
@@ -467,7 +467,7 @@ def test_what_a_client_leaves_unfinished_is_offered_to_the_next(tmp_path):
             loop.call_soon_threadsafe(pass_time, 100)
             second = post(f"{url}/rl/start_session", {"wait_s": 60}, admin)[1]
             old_key = started[0]["api_key"]
-            assert post(f"{started[0]['base_url']}/chat/completions", body, old_key)[0] == 401
+            assert post(f"{started[0]['base_url']}/chat/completions", body, old_key)[0] == 410
             assert post(f"{url}/rl/end_session", {}, second["api_key"])[0] == 200  # asked nothing
             third = post(f"{url}/rl/start_session", {"wait_s": 60}, admin)[1]
             answered = post(f"{third['base_url']}/chat/completions", body, third["api_key"])[1]

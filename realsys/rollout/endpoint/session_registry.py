@@ -23,7 +23,8 @@ from realsys.rollout.conversation.episode_session import EpisodeSession
 from realsys.rollout.conversation.session_settings import SessionSettings
 
 KEY_PREFIX = "sk-sess-"
-_MOST_ENDED = 4096  # remembered, for clients that end theirs again
+_MOST_ENDED = 4096  # remembered, for clients that ask again, or end theirs again
+_NEW_SESSION = "ask in a session that is open: no answer can belong to this one any more"
 
 
 class UnknownKey(TrialError):
@@ -101,6 +102,7 @@ class SessionRegistry:
     _sessions: dict[str, EpisodeSession] = field(default_factory=dict, repr=False)
     _from_outside: set[str] = field(default_factory=set, repr=False)
     _ended: dict[str, EndedEpisode] = field(default_factory=dict, repr=False)  # of outside, by key
+    _closed: dict[str, None] = field(default_factory=dict, repr=False)  # keys, the oldest first
 
     def open(self, session: EpisodeSession, *, key: str = "", from_outside: bool = False) -> str:
         """Registers a session and returns its key.
@@ -115,13 +117,17 @@ class SessionRegistry:
             )
         self._sessions[key] = session
         self._ended.pop(key, None)
+        self._closed.pop(key, None)
         if from_outside:
             self._from_outside.add(key)
         return key
 
     def close(self, key: str) -> None:
         """Forgets a session; requests with its key are refused from now on."""
-        self._sessions.pop(key, None)
+        if self._sessions.pop(key, None) is not None:
+            self._closed[key] = None
+            for oldest in list(self._closed)[:-_MOST_ENDED]:
+                del self._closed[oldest]
         self._from_outside.discard(key)
 
     def close_from_outside(self, session: EpisodeSession) -> None:
@@ -133,9 +139,11 @@ class SessionRegistry:
         """Returns the session of a key.
 
         Raises:
-            UnknownKey: none has it.
+            UnknownKey: none has it. TrialError: the one that had it has ended.
         """
         session = self._sessions.get(key)
+        if session is None and key in self._closed:
+            raise TrialError("the episode of this key has ended", where="key", fix=_NEW_SESSION)
         if session is None:
             raise UnknownKey(
                 "no open session has this key",

@@ -17,6 +17,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import httpx2
 from mcp import MCPError
 from mcp.client import Client
 from mcp.types import Implementation
@@ -24,7 +25,14 @@ from pydantic import ValidationError
 
 from realsys import __version__
 from realsys.api.errors import ConfigError, RolloutError, WaitTimeout
-from realsys.rollout.environments.mcp_http import WireFault, fault_of, http_transport, too_large
+from realsys.rollout.environments.mcp_http import (
+    WireFault,
+    fault_of,
+    http_transport,
+    is_old,
+    raised_fault,
+    too_large,
+)
 from realsys.rollout.environments.mcp_process import ServerProcess
 from realsys.rollout.environments.mcp_results import (
     ServerAway,
@@ -98,9 +106,10 @@ class MCPClient:
             RolloutError, WaitTimeout: the server refuses, is gone, or takes too long.
         """
         pauses, busy = RetryPauses(timeout_s), ""
+        mode = "legacy" if not self._argv and is_old(self._server) else "auto"
         while True:
             try:
-                await self._begin("auto", pauses.ends_s, timeout_s)
+                await self._begin(mode, pauses.ends_s, timeout_s)
                 return
             except ServerBusy as error:
                 busy = error.why
@@ -283,15 +292,16 @@ class MCPClient:
         if self._has_ended:
             return self._gone()
         if isinstance(error, MCPError):
-            return self._refusal_of(error)
+            return self._refusal_of(fault_of(error.data), str(error.message)[:500])
+        if isinstance(error, httpx2.HTTPError):
+            return self._refusal_of(*raised_fault(error))
         return RolloutError(
             f"no session with the MCP server: {type(error).__name__}: {error}"[:500],
             where=f"MCP server {self.name}",
             fix="see whether it serves tools by the Model Context Protocol",
         )
 
-    def _refusal_of(self, error: MCPError) -> Exception:
-        fault, why = fault_of(error.data), str(error.message)[:500]
+    def _refusal_of(self, fault: WireFault | None, why: str) -> Exception:
         if fault is WireFault.BUSY:
             return ServerBusy(why)
         if fault in (WireFault.UNREACHED, WireFault.BROKEN):

@@ -1,15 +1,18 @@
 """Program of an MCP server as a transport of the SDK's: started here, a line of stdin or stdout a message.
 
-Unlike the SDK's own, it ends with this process, however that ends; reads lines of bounded length; and
-knows the last line that the program logged.
+Unlike the SDK's own, it ends with this process, however that ends; reads lines of bounded length, so that
+a longer one fails the call that it answers alone; and knows the last line that the program logged.
 """
 
 from __future__ import annotations
 
 import asyncio
+import codecs
+import json
 import os
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,7 +22,12 @@ from mcp.types import jsonrpc_message_adapter
 
 from realsys.runtime.child_processes.child_guard import GRACE_S, guarded
 
-MOST_LINE_BYTES = 32 << 20
+MOST_LINE_BYTES = 64 << 20
+_CHUNK_BYTES = 1 << 16
+_KEPT_BYTES = 512  # of each end of a longer line, where its id is looked for
+_ID = rb'"id"\s*:\s*(\d+|"[^"\\]{1,100}")\s*'
+_ID_BEFORE = re.compile(_ID + rb"[,}]")
+_ID_AT_END = re.compile(_ID + rb'(?:,\s*"jsonrpc"\s*:\s*"2.0"\s*)?\}\s*$')
 _TAIL_BYTES = 2000
 
 
@@ -50,7 +58,6 @@ class ServerProcess:
             stderr=asyncio.subprocess.PIPE,
             env={**os.environ, **self._env},
             start_new_session=True,
-            limit=MOST_LINE_BYTES,
         )
         into, received = anyio.create_memory_object_stream[Any](0)
         to_send, outgoing = anyio.create_memory_object_stream[Any](0)
@@ -102,15 +109,12 @@ class ServerProcess:
         """Hands on what the program says; when it says no more, the session ends."""
         assert process.stdout is not None
         try:
-            while line := await process.stdout.readline():
+            async for line in bounded_lines(process.stdout):
                 try:
                     message = jsonrpc_message_adapter.validate_json(line, by_name=False)
                 except ValueError:
                     continue  # programs print what is no message
                 await into.send(SessionMessage(message))
-        except ValueError:  # a line over the limit, of which the end is not found
-            process.terminate()
-            self._log_tail = f"its message has more than {MOST_LINE_BYTES >> 20} MiB".encode()
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             return  # the session is over
         await asyncio.wait({logging}, timeout=1)  # which says why
@@ -124,3 +128,40 @@ class ServerProcess:
             with suppress(ConnectionError):  # it has ended: the reader says so
                 process.stdin.write(line.encode() + b"\n")
                 await process.stdin.drain()
+
+
+async def bounded_lines(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """Yields the lines that a program prints. Of one over ``MOST_LINE_BYTES`` only the ends are kept: an
+    error for the message that it answers comes in its place, or an empty line if it says no id.
+    """
+    kept, head, is_long = bytearray(), b"", False
+    is_first = True
+    while chunk := await stream.read(_CHUNK_BYTES):
+        *ended, rest = chunk.split(b"\n")
+        for part in ended:
+            kept += part
+            line = too_long(head, bytes(kept)) if is_long else bytes(kept)
+            kept, is_long = bytearray(), False
+            yield line.removeprefix(codecs.BOM_UTF8) if is_first else line
+            is_first = False
+        kept += rest
+        if is_long:
+            del kept[:-_KEPT_BYTES]
+        elif len(kept) > MOST_LINE_BYTES:
+            head, is_long = bytes(kept[:_KEPT_BYTES]), True
+            kept = bytearray(kept[-_KEPT_BYTES:])
+    if kept:  # without its end
+        yield too_long(head, bytes(kept)) if is_long else bytes(kept)
+
+
+def too_long(head: bytes, tail: bytes) -> bytes:
+    """Returns the error that stands for a message over the limit, by its two ends; empty: it has no id."""
+    # A result may hold an "id" of its own
+    found = _ID_BEFORE.search(head.partition(b'"result"')[0]) or _ID_AT_END.search(
+        tail[-_KEPT_BYTES:]
+    )
+    if found is None:
+        return b""
+    why = f"its message has more than {MOST_LINE_BYTES >> 20} MiB"
+    error = {"code": -32603, "message": why}
+    return json.dumps({"jsonrpc": "2.0", "id": json.loads(found[1]), "error": error}).encode()

@@ -32,16 +32,22 @@ def failed(why: str) -> ToolResult:
 
 
 def result_of(result: Any) -> ToolResult:
-    """Returns the texts of a result's content; other content by its kind, structured content as JSON."""
+    """Returns the texts of a result's content, those of resources, too; other content by its kind, with its
+    URI if it has one; structured content as JSON.
+    """
     fields = result if isinstance(result, Mapping) else {}
-    parts = [
-        str(part["text"]) if part.get("type") == "text" else f"[{part.get('type')}]"
-        for part in fields.get("content") or ()
-        if isinstance(part, Mapping)
-    ]
+    parts = [_shown(part) for part in fields.get("content") or () if isinstance(part, Mapping)]
     if not parts and fields.get("structuredContent") is not None:
         parts = [json.dumps(fields["structuredContent"], ensure_ascii=False)]
     return ToolResult(text="\n".join(parts), failed=bool(fields.get("isError")))
+
+
+def _shown(part: Mapping[str, Any]) -> str:
+    inner = part.get("resource")
+    held = inner if isinstance(inner, Mapping) else part
+    if held.get("text") is not None and part.get("type") in ("text", "resource"):
+        return str(held["text"])
+    return f"[{part.get('type')}] {held.get('uri') or ''}".strip()
 
 
 def function_of(tool: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from realsys.api.agent import Environment, Observation
+from realsys.api.errors import RolloutError
 from realsys.rollout.environments.environment_arguments import OpenEnvArguments
 from realsys.rollout.environments.openenv_messages import (
     LIST_TOOLS,
@@ -44,6 +45,12 @@ class OpenEnvEnvironment(OpenEnvArguments, Environment):
     async def reset(self, record: Mapping[str, Any]) -> None:
         data = {name: record[name] for name in self.reset_fields if record.get(name) is not None}
         reply = await self._session.reset(data)
+        if reply.done:
+            raise RolloutError(
+                "the episode is over at its reset, so the policy has nothing to answer",
+                where=f"OpenEnv server {self.url}",
+                fix="see what the server does with the record's fields in task.env_args.reset_fields",
+            )
         self._opening = text_of(reply.observation, self.observation_field)
         if self.offer_tools:
             self._tools = tools_of((await self._session.step(LIST_TOOLS)).observation)

@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 
 from realsys.api.errors import RolloutError, WaitTimeout
+from realsys.api.users_code.reward_numbers import shown_value
 from realsys.rewards.scores import checked_score
 from realsys.rollout.environments.environment_arguments import OpenEnvArguments
 from realsys.transport.http_outages import is_away, is_busy, is_misaddressed
@@ -237,5 +238,16 @@ def _reply(data: Any) -> StepReply:
         if isinstance(observation, Mapping)
         else {"observation": observation},
         reward=0.0 if reward is None else checked_score(reward, source="the environment's server"),
-        done=bool(fields.get("done")),
+        done=_is_done(fields.get("done")),
+    )
+
+
+def _is_done(value: Any) -> bool:
+    """Returns whether the episode is over: true or false, 0 or 1, as some libraries write them."""
+    if value is None or value in (0, 1):  # True and False are 1 and 0
+        return bool(value)
+    raise RolloutError(
+        f"the environment's done is {shown_value(value)}, which is neither true nor false",
+        where="the environment's server",
+        fix="have it say done as true or false",
     )

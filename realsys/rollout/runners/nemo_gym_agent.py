@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -35,6 +36,10 @@ from realsys.transport.retry_pauses import RetryPauses
 logger = logging.getLogger(__name__)
 
 SESSION = "realsys_session"  # in a request's metadata
+NO_SESSION = (
+    f"the request has no metadata.{SESSION}, which says whose episode it is of. Fix: have the model server "
+    "pass on the metadata of responses_create_params"
+)
 _NOT_SENT = ("record", "responses_create_params")  # as they stand in our records
 _MOST_BYTES = 64 << 20
 _BUSY_S = 60.0  # in which a busy server is asked again; then the episode waits, and is played anew
@@ -131,7 +136,13 @@ class NemoGymAgent(NemoGymArguments, EndpointAgent):
         """Passes a request of Gym's model server on to the session that its metadata names."""
         body = await request.read()
         headers = {"Content-Type": "application/json"}
-        key = session_key(body) or "none"
+        if not (key := session_key(body)):
+            raise web.HTTPBadRequest(
+                text=json.dumps(
+                    {"error": {"message": NO_SESSION, "type": "invalid_request_error"}}
+                ),
+                content_type="application/json",
+            )
         address = f"{self.url}/sessions/{key}/v1/{request.match_info['path']}"
         limit = aiohttp.ClientTimeout(total=self.timeout_s)
         async with self._client.post(address, data=body, headers=headers, timeout=limit) as answer:
@@ -168,8 +179,15 @@ def session_key(body: bytes) -> str:
         return ""
 
 
+def _is_figure(value: Any) -> bool:
+    try:
+        return is_number(value) and math.isfinite(value)
+    except OverflowError:  # a whole number that no float holds
+        return False
+
+
 def outcome_of_run(text: str, url: str) -> AgentOutcome:
-    """Returns the reward of a response to ``/run``; its other numbers are figures.
+    """Returns the reward of a response to ``/run``; its other finite numbers are figures.
 
     Raises:
         DoubtfulEnd: it has none.
@@ -178,7 +196,7 @@ def outcome_of_run(text: str, url: str) -> AgentOutcome:
         read = json.loads(text)
         if read.get("reward") is None:
             raise ValueError("it has no reward")
-        return outcome_of({k: v for k, v in read.items() if k == "reward" or is_number(v)})
+        return outcome_of({k: v for k, v in read.items() if k == "reward" or _is_figure(v)})
     except (ValueError, AttributeError, RecursionError) as error:
         raise DoubtfulEnd(
             f"NeMo Gym's response can't be used: {error}: {text[:200]!r}",

@@ -24,6 +24,7 @@ from realsys.api.errors import RemoteError, WaitTimeout
 from realsys.rollout.conversation.chat_messages import Unserved
 from realsys.rollout.conversation.episode_session import EpisodeSession
 from realsys.rollout.dialects import chat_completions
+from realsys.rollout.endpoint import session_registry
 from realsys.rollout.endpoint.endpoint_app import (
     BODY_S,
     LARGE_BODY_BYTES,
@@ -477,14 +478,20 @@ def test_what_fails_behind_it_says_whether_to_try_again(
     over_http(test)
 
 
-def test_a_session_that_is_over_is_gone_and_an_unknown_one_is_unknown() -> None:
+def test_a_session_that_is_over_is_gone_until_its_key_is_forgotten(monkeypatch) -> None:
     async def test(at: Endpoint) -> None:
         key, session, _ = at.session(f"hi{END}")
         await session.close()
         status, _, headers = await at.post("/v1/chat/completions", QUESTION, key)
         assert (status, headers["x-should-retry"]) == (410, "false")
+        monkeypatch.setattr(session_registry, "_MOST_ENDED", 1)
+        others = [at.session(f"hi{END}")[0] for _ in range(2)]
         at.registry.close(key)
-        assert (await at.post("/v1/chat/completions", QUESTION, key))[0] == 401
+        assert (await at.post("/v1/chat/completions", QUESTION, key))[0] == 410
+        for other in others:
+            at.registry.close(other)
+        asked = [await at.post("/v1/chat/completions", QUESTION, k) for k in (key, *others)]
+        assert [status for status, _, _ in asked] == [401, 401, 410]
 
     over_http(test)
 
@@ -745,7 +752,7 @@ def test_starting_a_session_needs_the_administrators_key() -> None:
         status, again, _ = await at.post("/rl/end_session", {}, said["api_key"])
         assert (status, again) == (200, ended)  # the first reply may have been lost
         assert at.source.ended == ["q-1"]
-        assert (await at.post("/v1/chat/completions", QUESTION, said["api_key"]))[0] == 401
+        assert (await at.post("/v1/chat/completions", QUESTION, said["api_key"]))[0] == 410
 
     over_http(test)
 

@@ -6,6 +6,7 @@ What a status of HTTP means: test_mcp_http.py.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from mcp_revisions import REVISIONS
 from realsys.api.errors import ConfigError, RolloutError, WaitTimeout
 from realsys.config import extras
 from realsys.config.plugin_arguments import argument_problems
-from realsys.rollout.environments import mcp_environment
+from realsys.rollout.environments import mcp_environment, mcp_process
 from realsys.rollout.environments.environment_arguments import MCPArguments
 from realsys.rollout.environments.mcp_client import MCPClient
 from realsys.rollout.environments.mcp_environment import MCPEnvironment, tools_by_name
@@ -145,6 +146,30 @@ def test_a_server_that_ends_fails_the_question_and_the_next_starts_another():
         assert (await second.call("add", {"a": 1, "b": 1})).text == "2"
 
     play(body)
+
+
+@pytest.mark.parametrize(
+    ("text", "id_"),
+    [
+        ('{"jsonrpc": "2.0", "id": 7, "result": {"x": "%s", "id": 9}}', 7),
+        ('{"jsonrpc":"2.0","id":"a-1","result":{"x":"%s"}}', "a-1"),
+        ('{"result": {"id": 9, "x": "%s"}, "id": 7, "jsonrpc": "2.0"}', 7),
+        ('{"jsonrpc": "2.0", "result": {"x": "%s", "id": 9}}', None),
+    ],
+)
+def test_a_message_over_the_limit_fails_what_it_answers_alone(monkeypatch, text, id_) -> None:
+    monkeypatch.setattr(mcp_process, "MOST_LINE_BYTES", 1 << 17)
+
+    async def lines() -> list[bytes]:
+        stream = asyncio.StreamReader()
+        stream.feed_data(b"\xef\xbb\xbf{}\n" + (text % ("x" * (1 << 18))).encode() + b"\n[]\nend")
+        stream.feed_eof()
+        return [line async for line in mcp_process.bounded_lines(stream)]
+
+    first, long, *others = asyncio.run(lines())
+    assert (first, others) == (b"{}", [b"[]", b"end"])
+    assert (json.loads(long)["id"] if long else None) == id_
+    assert not long or "error" in json.loads(long)
 
 
 def test_a_long_result_is_cut():
@@ -302,6 +327,22 @@ def test_a_worker_without_the_package_says_which_extra_brings_it(monkeypatch):
     ("result", "text", "failed"),
     [
         ({"content": [{"type": "text", "text": "a"}, {"type": "image"}]}, "a\n[image]", False),
+        ({"content": [{"type": "audio", "data": "QUFB"}]}, "[audio]", False),
+        (
+            {"content": [{"type": "resource_link", "uri": "file:///l", "name": "n"}]},
+            "[resource_link] file:///l",
+            False,
+        ),
+        (
+            {"content": [{"type": "resource", "resource": {"uri": "file:///a", "text": "it"}}]},
+            "it",
+            False,
+        ),
+        (
+            {"content": [{"type": "resource", "resource": {"uri": "file:///b", "blob": "QUFB"}}]},
+            "[resource] file:///b",
+            False,
+        ),
         ({"content": [], "structuredContent": {"x": 1}}, '{"x": 1}', False),
         ({"content": [{"type": "text", "text": "a"}], "isError": True}, "a", True),
         (None, "", False),

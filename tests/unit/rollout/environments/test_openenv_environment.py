@@ -114,6 +114,24 @@ def test_a_refused_reset_fails_the_question():
         play(OpenEnvDouble(error("FACTORY_ERROR")), nothing)
 
 
+def test_an_episode_that_is_over_at_its_reset_has_nothing_to_answer() -> None:
+    with pytest.raises(RolloutError) as caught:
+        play(OpenEnvDouble(observed({}, 1, done=True)), nothing)
+    assert "reset_fields" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("done", "means"), [(None, False), (0, False), (1, True), ("false", None), ([], None)]
+)
+def test_an_episode_is_done_by_what_is_true(done: Any, means: bool | None) -> None:
+    server = OpenEnvDouble(observed({}), observed({}, done=done))
+    if means is None:
+        with pytest.raises(RolloutError):
+            play(server, steps("a"))
+    else:
+        assert [said.done for said in play(server, steps("a"))] == [means]
+
+
 def test_where_there_is_no_free_place_it_waits_for_one():
     server = OpenEnvDouble(observed({"text": "in"}), full=2)
 

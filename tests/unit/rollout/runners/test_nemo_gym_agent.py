@@ -10,7 +10,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import golden
@@ -168,6 +168,35 @@ def test_a_response_without_a_reward_fails_the_question(tmp_path):
     for text in ("[]", "x", '{"reward": NaN}', '{"reward": "1"}'):
         with pytest.raises(RolloutError):
             outcome_of_run(text, "url")
+
+
+def test_numbers_of_a_response_are_figures_if_they_are_finite() -> None:
+    text = (
+        '{"reward": 1, "accuracy": 0.5, "note": "x", "extra": {"a": 2}, "bad": NaN, "big": 1e999, '
+    )
+    made = outcome_of_run(text + f'"huge": 1{"0" * 400}' + "}", "url")
+    assert (made.reward, made.stats) == (1.0, {"accuracy": 0.5})
+
+
+def test_requests_without_an_open_episode_are_told_why(tmp_path: Path) -> None:
+    async def statuses() -> list[tuple[int, bool]]:
+        agent = NemoGymAgent(gym_url="http://127.0.0.1:1")
+        await agent.open(host(tmp_path))
+        try:
+            key = agent.registry.open(cast(Any, object()))
+            agent.registry.close(key)
+            found = []
+            async with aiohttp.ClientSession() as client:
+                for metadata in ({}, {"realsys_session": key}, {"realsys_session": "wrong"}):
+                    body = {"input": "Q", "metadata": metadata}
+                    async with client.post(f"{agent.model_url}/responses", json=body) as answer:
+                        why = (await answer.json())["error"]["message"]
+                        found.append((answer.status, "metadata" in why))
+            return found
+        finally:
+            await agent.close()
+
+    assert asyncio.run(statuses()) == [(400, True), (410, False), (401, False)]
 
 
 def test_a_server_that_is_not_there_fails_the_question(tmp_path):
