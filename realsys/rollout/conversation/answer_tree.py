@@ -59,10 +59,19 @@ class AnswerNode:
     def scored_answer(self) -> Answer:
         """The answer as an environment gets it with the message's content: where there are thoughts and
         nothing behind them, it says so."""
-        message = self.message
+        message, answer = self.message, self.whole_answer
         if message.reasoning and not message.content and not message.tool_calls:
-            return replace(self.answer, opened=self.answer.opened or THINK[0])
-        return self.answer
+            return replace(answer, opened=answer.opened or THINK[0])
+        return answer
+
+    @property
+    def whole_answer(self) -> Answer:
+        """The answer that the message is of, with the parts that a client had got of it before."""
+        answer, node = self.answer, self
+        while node.is_rest and node.parent is not None:
+            node = node.parent
+            answer = node.answer.joined(answer)
+        return answer
 
     @property
     def line(self) -> list[AnswerNode]:
@@ -216,8 +225,15 @@ def sequences(tree: AnswerTree, *, reward: float) -> list[Trajectory]:
     made = []
     leaves = {id(node) for node in tree.leaves()}
     wanted = {id(n) for node in tree.leaves() for n in node.line}
+    # One answer in parts, with a reward of its own, is one sequence.
+    part = {
+        id(n.parent)
+        for n in tree.nodes
+        if n.is_rest and id(n) in wanted and n.parent is not None and n.reward == n.parent.reward
+    }
     for node in tree.nodes:
-        if id(node) in leaves or (id(node) in wanted and node.reward is not None):
+        is_rewarded = id(node) in wanted and id(node) not in part and node.reward is not None
+        if id(node) in leaves or is_rewarded:
             own = node.reward if node.reward is not None else reward
             made.append(_sequence(node, trained, reward=own))
     return made

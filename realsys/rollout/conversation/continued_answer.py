@@ -43,10 +43,13 @@ def last_of(context: Sequence[int]) -> list[int]:
 
 
 def text_behind(
-    decode: Callable[[Sequence[int]], str], context: Sequence[int], tokens: Sequence[int]
+    decode: Callable[[Sequence[int]], str], last: Sequence[int], tokens: Sequence[int]
 ) -> str:
-    """Decodes tokens that go on with a text: alone, some decoders leave out a first blank."""
-    last = last_of(context)
+    """Decodes tokens that go on with a text: alone, some decoders leave out a first blank.
+
+    Args:
+        last: ``last_of`` what they go on with.
+    """
     before, text = decode(last), decode([*last, *tokens])
     return text[len(before) :] if text.startswith(before) else decode(tokens)
 

@@ -90,7 +90,9 @@ class EpisodeSession:
             self._book.left(call, read=live.was_read)
             if on_text is not None:
                 work.sinks.remove(on_text)
-            if not live.was_read and not call.listeners:
+            if live.was_read:
+                work.release()
+            elif not call.listeners:
                 self._end_at_what_was_written(call)
 
     async def _notice_disconnects(self) -> None:
@@ -106,6 +108,12 @@ class EpisodeSession:
         work = call.work
         if work is None or call.state is CallState.FAILED or not work.ends_early:
             return
+        calls = self._book.calls
+        if not any(one is call for one in calls):
+            return  # of the episode before this one began anew
+        waiting = [p.parent for c in calls if c.work is not None for p in c.work.places]
+        if any(node is parent for node in work.nodes for parent in waiting):
+            return  # another request goes on with it
         answers = [reply.handed_answer() for reply in work.replies]
         if not any(answers) and not any(reply.prefix for reply in work.replies):
             return  # the policy has not told the tokens of the text
@@ -300,6 +308,7 @@ class EpisodeSession:
             answer=answer,
             message=messages[-1],
             num_messages=0 if request.prompts else len(messages),
+            reward=None if prefix is None else prefix.reward,
             is_rest=prefix is not None,
             content_of=work.replies[number].sure if work.is_streamed else None,
         )

@@ -9,6 +9,8 @@ from realsys.rollout.conversation.answer_tree import AnswerNode, AnswerTree
 from realsys.rollout.conversation.chat_messages import Prompt
 from realsys.rollout.conversation.large_texts import beside_loop
 
+_END = 8  # tokens
+
 
 def no_texts(text: str) -> Sequence[int]:
     """Refuses a text where there is no tokenizer of texts. Raises DataError."""
@@ -52,7 +54,10 @@ def continued_answer(tree: AnswerTree, tokens: tuple[int, ...]) -> AnswerNode | 
     while left:
         node, at = left.pop()
         for piece in (node.observed, node.answer.tokens):
-            if tokens[at : at + len(piece)] != piece:
+            end = at + len(
+                piece
+            )  # most differ there: long pieces are compared where they may be equal
+            if tokens[max(at, end - _END) : end] != piece[-_END:] or tokens[at:end] != piece:
                 break
             at += len(piece)
         else:

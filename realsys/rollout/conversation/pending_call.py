@@ -118,6 +118,7 @@ class PendingCall:
         nodes: its answers, once they are whole; of those that go on, what is new.
         is_streamed: clients want its text as it comes. sinks: of their connections.
         is_left: it was given up when its last client left its stream.
+        counts: what ``prompt_tokens`` returns, once the places are forgotten.
     """
 
     replies: list[GrowingReply]
@@ -126,6 +127,7 @@ class PendingCall:
     sinks: list[OnText] = field(default_factory=list)
     places: tuple[CallPlace, ...] = ()
     is_left: bool = False
+    counts: tuple[int, int] | None = None
     task: asyncio.Task[ChatResult] | None = None
 
     @property
@@ -162,9 +164,19 @@ class PendingCall:
     def prompt_tokens(self) -> tuple[int, int]:
         """Returns how many tokens are before the answers, those of several to one prompt once, and how many
         of them the conversation had already."""
+        if self.counts is not None:
+            return self.counts
         places = {id(place): place for place in self.places}.values()
         count = sum(len(place.context) for place in places)
         return count, count - sum(len(place.prompt.tokens) for place in places)
+
+    def release(self) -> None:
+        """Forgets what only an answer needs that goes on, now that a client has got all of it: its request
+        and all before it, of which an episode of many requests would hold the square.
+        """
+        if self.places and self.task is not None and self.task.done():
+            self.counts = self.prompt_tokens()
+            self.places = ()
 
     def answers(self) -> list[AnswerNode]:
         """Returns the answers, or the parts of them that there are."""
@@ -202,7 +214,7 @@ class LiveReply:
         """Returns how many tokens are before the answer, and how many of them the conversation had already;
         None: nobody knows yet.
         """
-        return self.work.prompt_tokens() if self.work.places else None
+        return self.work.prompt_tokens() if self.work.places or self.work.counts else None
 
     def wrote(self, index: int, text: str) -> None:
         """Notes that the content of reply ``index`` as far as ``text`` was handed to the connection."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -76,16 +76,18 @@ class ReplySampler:
         has_tools = bool(request.tools) and request.tool_choice is not ToolChoice.NONE
         form, growing = self.settings.form_of(request), GrowingAnswer()
         growing_text: GrowingText | None = None
-        goes_on = request.continues or bool(request.prompts)
+        # What is kept here for as long as the session must not hold the context, or it grows by its square
+        last = last_of(context) if request.continues or request.prompts else []
+        settings, stops = self.settings, request.stop
 
         def text_of(tokens: Sequence[int]) -> str:
-            text = self.settings.without_end(tokens)
-            if goes_on:  # what it goes on with may end with such a token, too
-                return text_behind(self.settings.decode, context, text)
-            return self.settings.decode(text)
+            text = settings.without_end(tokens)
+            if last:  # what it goes on with may end with such a token, too
+                return text_behind(settings.decode, last, text)
+            return settings.decode(text)
 
         def sure(text: str) -> str:
-            kept = before_stops(text, request.stop)
+            kept = before_stops(text, stops)
             return form.safe_prefix(kept, thinking=thinking, tools=has_tools)
 
         def on_tokens(tokens: Sequence[int]) -> None:
@@ -94,10 +96,9 @@ class ReplySampler:
                 return
             nonlocal growing_text
             if growing_text is None:
-                before = last_of(context) if goes_on else ()
-                growing_text = GrowingText(self.settings.decode, whole=text_of, before=before)
+                growing_text = GrowingText(settings.decode, whole=text_of, before=last)
             grown = (*prefix.tokens, *tokens) if prefix.tokens else tokens
-            text = growing_text.of(self.settings.without_end(grown))
+            text = growing_text.of(settings.without_end(grown))
             if not text.endswith(HALF_LETTER):
                 work.publish(number, sure(text), len(prefix.tokens) + len(tokens))
 
@@ -106,7 +107,7 @@ class ReplySampler:
             form.parse(text_of(tokens), thinking=thinking, tools=has_tools).reasoning
         )
         answer = prefix
-        if not self._is_whole(prefix, request):
+        if not _is_whole(prefix, request, text_of):
             with self._noted():
                 answer = await self.policy.sample(
                     [*context, *prefix.tokens],
@@ -126,7 +127,7 @@ class ReplySampler:
                 what="prompt" if request.prompts else "conversation",
                 where="prompt" if request.prompts else "messages",
             )
-        count, stop_text = cut_at_stop(answer.tokens, request.stop, self.settings.text)
+        count, stop_text = cut_at_stop(answer.tokens, stops, text_of)
         answer = replace(answer.part(0, count), stopped=bool(stop_text) or answer.stopped)
         rest = answer.part(len(prefix.tokens), count)
         growing_reply.sampled = AnswerSoFar.of(rest)
@@ -163,12 +164,6 @@ class ReplySampler:
             num_faults=len(parsed.faults),
         )
 
-    def _is_whole(self, prefix: Answer, request: ChatRequest) -> bool:
-        """Whether nothing may follow on what a client had got of a reply."""
-        _, stop_text = cut_at_stop(prefix.tokens, request.stop, self.settings.text)
-        limit = request.max_tokens
-        return bool(stop_text) or (limit is not None and len(prefix.tokens) >= limit)
-
     def _tool_call_id(self, *place: int) -> str:
         """Returns an id of nine letters and digits, as some templates want them."""
         text = "/".join((self.session, *map(str, place)))
@@ -179,6 +174,15 @@ class ReplySampler:
             TokenLogprob(text=self.settings.decode([token]), logprob=logprob)
             for token, logprob in zip(answer.tokens, answer.logprobs, strict=True)
         )
+
+
+def _is_whole(
+    prefix: Answer, request: ChatRequest, text_of: Callable[[Sequence[int]], str]
+) -> bool:
+    """Whether nothing may follow on what a client had got of a reply."""
+    _, stop_text = cut_at_stop(prefix.tokens, request.stop, text_of)
+    limit = request.max_tokens
+    return bool(stop_text) or (limit is not None and len(prefix.tokens) >= limit)
 
 
 def _schemas(request: ChatRequest) -> dict[str, Any]:

@@ -133,7 +133,9 @@ class RequestPlaces:
         """Returns whether an answer that was cut ends within its thoughts."""
         message = node.message
         is_open = bool(message.reasoning) and not message.content and not message.tool_calls
-        return is_open and THINK[1] not in self.settings.text(node.answer.tokens)
+        text = self.settings.text(node.whole_answer.tokens)
+        marks = self.settings.form.thought_marks or (THINK,)
+        return is_open and not any(closing in text for _, closing in marks)
 
     def _grammar(self, request: ChatRequest, *, thinking: bool) -> str:
         """Returns what the reply is held to; raises DataError if that can't be."""

@@ -253,7 +253,7 @@ def _own_reward(seat: EpisodeSeat, outcome: AgentOutcome) -> float | None:
 async def _scored(
     task: EpisodeTask, last: AnswerNode, text: str | None
 ) -> tuple[float, Mapping[str, float]]:
-    task.environment.sampled(last.scored_answer if text is None else last.answer)
+    task.environment.sampled(last.scored_answer if text is None else last.whole_answer)
     observation = await task.environment.step(last.message.content if text is None else text)
     return observation.reward, observation.info
 

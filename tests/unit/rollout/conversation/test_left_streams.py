@@ -368,8 +368,7 @@ def test_who_has_read_less_than_was_written_goes_on_behind_what_it_has_read(
         }
         session.set_reward(0.25, call_id="chatcmpl-e-0")
         assert {(s.reward, len(trained(s))) for s in session.sequences(reward=1.0)} == {
-            (0.25, 3),
-            (0.25, len(written) - 3),
+            (0.25, len(written)),  # one answer, although it was split
             (1.0, 4),
         }
 
@@ -384,5 +383,47 @@ def test_part_of_an_answer_that_was_no_stream_is_another_conversation() -> None:
         first = policy.contexts[0] + policy.tokens("hel")
         assert policy.contexts[1][: len(first)] != first
         assert len(session.sequences(reward=1.0)) == 2
+
+    run(episode())
+
+
+def test_an_answer_in_parts_is_one_answer_to_whoever_scores_it() -> None:
+    """The rest has the reward that was set before it, a rule gets all tokens, and all are one sequence."""
+
+    async def episode() -> None:
+        session, policy = scripted(HELLO, f" world{END}")
+        policy.halfway = asyncio.Event()
+        await leave(session, request(), "hello")
+        policy.halfway = None
+        session.set_reward(0.25, call_id="chatcmpl-e-0")
+        await ask(session, request())
+        (made,) = session.sequences(reward=1.0)
+        node = session.last_node()
+        assert node is not None
+        assert node.is_rest
+        assert node.scored_answer.tokens == tuple(trained(made))
+        assert made.reward == 0.25
+
+    run(episode())
+
+
+def test_what_was_read_whole_is_forgotten_but_for_its_tokens() -> None:
+    """Else an episode of many requests holds the square of them: 200 MB where 4 will do."""
+
+    async def episode() -> None:
+        session, _ = scripted(HELLO)
+        async with session.call(request(user("x" * 999)), on_text=lambda i, text: None) as live:
+            await live.result()
+            counts = live.prompt_tokens()
+            assert live.work.places
+            live.read()
+        assert live.work.places == ()
+        assert live.prompt_tokens() == counts
+        (node,) = session.tree.nodes
+        assert node.content_of is not None
+        held = [cell.cell_contents for cell in node.content_of.__closure__ or ()]
+        held += [c.cell_contents for f in held for c in getattr(f, "__closure__", None) or ()]
+        assert not any(isinstance(one, ChatRequest) for one in held)
+        assert all(len(one) < 20 for one in held if isinstance(one, list | tuple))
 
     run(episode())
