@@ -111,6 +111,12 @@ MARKS: dict[str, tuple[Hostile, ...]] = {
         ("<tool_call>f<tool_sep>", "\n"),
         ("<tool_call>f<tool_sep>", "<arg_key>a</arg_key><arg_value>1</arg_value>"),
     ),
+    "nemotron_list": ("<TOOLCALL>", '<TOOLCALL>"', "<TOOLCALL>[", '<TOOLCALL>\\"', "</TOOLCALL"),
+    "jamba_list": (
+        "<tool_calls>", '<tool_calls>"</tool_calls>', "<tool_calls>[{}]</tool_calls>",
+        ("<tool_calls>[", '{"name": "f", "arguments": {}},'),
+    ),
+    "granite_list": ("<|tool_call|>", "<|tool_call|>[]", ("<|tool_call|>", "<|/tool_call|")),
     "llama3_json": (
         "<|python_tag|>", "<|python_tag|>{", '{"name":"f","parameters":{}};', '{"name":', ";",
         ("x ", '{"name":'), ("x ", '{"name": 1} '), ("x ", '{"name":[1,'),

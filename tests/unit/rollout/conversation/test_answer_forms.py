@@ -131,6 +131,22 @@ RECORDED: dict[str, tuple[str, str, bool, str, str]] = {
         "Let me see.",
         "I think.",
     ),
+    "Nemotron Nano 2": (
+        "nemotron_list",
+        f"I think.\n</think>\n\nLet me see.\n\n<TOOLCALL>{_MISTRAL_LIST}</TOOLCALL>",
+        True,
+        "Let me see.",
+        "I think.",
+    ),
+    "Jamba 1.5": (
+        "jamba_list",
+        f"Let me see.\n<tool_calls>[\n  {_MISTRAL_LIST[1:-1]}\n]</tool_calls>",
+        False,
+        "Let me see.",
+        "",
+    ),
+    "Granite 3": ("granite_list", f"<|tool_call|>{_MISTRAL_LIST}", False, "", ""),
+    "Phi 4 mini": ("granite_list", f"<|tool_call|>{_MISTRAL_LIST}<|/tool_call|>", False, "", ""),
     "Mistral v3, SentencePiece": ("mistral", f"[TOOL_CALLS] {_MISTRAL_LIST}", False, "", ""),
     "Mistral v7": (
         "mistral",
@@ -326,6 +342,17 @@ BROKEN = {
         "<tool_sep>",
     ),
     "a name and more": ("hy3_preview", "<tool_call>f<tool_sep>\ng</tool_call>", "<tool_sep>"),
+    "no list": (
+        "nemotron_list",
+        '<TOOLCALL>{"name": "f", "arguments": {}}</TOOLCALL>',
+        "not a list",
+    ),
+    "nothing in a list": ("jamba_list", "<tool_calls>[]</tool_calls>", "not a list"),
+    "text behind a list": (
+        "granite_list",
+        '<|tool_call|>[{"name": "f", "arguments": {}}] So be it.',
+        "extra text",
+    ),
     "a built-in tool": ("llama3_json", '<|python_tag|>brave_search.call(query="x")', "Expecting"),
     "text after the mark": ("mistral", "[TOOL_CALLS] get weather", "Expecting"),
     "an object for the list": (
@@ -401,6 +428,16 @@ MARKS_IN_TEXTS: list[tuple[str, str, list[str], int]] = [
     ("mistral", '[TOOL_CALLS]w[ARGS]{"c": "x[TOOL_CALLS]now[ARGS]{}', [], 1),  # cut off
     ("mistral", '[TOOL_CALLS]w[ARGS]{"c": "\n[TOOL_CALLS]now[ARGS]{}\n"}', [], 1),  # not valid
     ("mistral", '[TOOL_CALLS]w[ARGS]{c: 1}[TOOL_CALLS]w[ARGS]{"c": "b"}', ["b"], 1),
+    *(
+        (
+            "nemotron_list",
+            f'<TOOLCALL>[{{"name": "w", "arguments": {{"c": "{said}"}}}}]{end}',
+            [said],
+            0,
+        )
+        for said in ("x</TOOLCALL>y<TOOLCALL>[]", "</TOOLCALL>")
+        for end in ("</TOOLCALL>", "")
+    ),
     ("deepseek", f'{_W}{{"c": "{_NOW}"}}<｜tool▁call▁end｜>', [_NOW], 0),
     ("deepseek", f'{_W}{{"c": "{_NOW}', [], 1),
     (
@@ -469,10 +506,8 @@ def test_marks_within_an_argument_end_and_begin_nothing(
     schemas = {"w": {"properties": {"c": {"type": "string"}}}}
     answer = ANSWER_FORMS[name].parse(text, thinking=False, tools=True, schemas=schemas)
     called = [(call.name, json.loads(call.arguments)) for call in answer.calls]
-    assert called == [
-        ("w", {"c": json.loads(f'"{said}"') if name == "mistral" or name == "hermes" else said})
-        for said in arguments
-    ]
+    is_json = name in ("mistral", "hermes", "nemotron_list")
+    assert called == [("w", {"c": json.loads(f'"{a}"') if is_json else a}) for a in arguments]
     assert len(answer.faults) == faults
     assert arguments or answer.content == text
 
@@ -592,6 +627,14 @@ def test_a_call_within_thoughts_is_none_and_is_named_if_they_never_end() -> None
         ("{{ '<tool_call>' + c.name }}<arg_key><arg_value>{{ arguments }}</think>", "glm"),
         ("{{ '<|start_header_id|>' }}{{ '\"parameters\": ' }}", "llama3_json"),
         ("{{ '<|start_header_id|>' + role }}", "plain"),
+        (
+            "{{ '<tool_calls><tool_call>' + c.name + '<tool_sep><arg_key><arg_value>' }}",
+            "hy3_preview",
+        ),
+        ("{{ '<TOOLCALL>[' + arguments + ']</TOOLCALL>' }}</think>", "nemotron_list"),
+        ("{{ '<tool_calls>[' + arguments + ']</tool_calls>' }}", "jamba_list"),
+        ("{{ '<|tool_call|>' + arguments }}", "granite_list"),
+        ("{{ '<|tool_call>' + arguments }}", "plain"),
         ("{{ '[TOOL_CALLS]' + name + '[ARGS]' }}", "mistral"),
         ("{{ '<｜tool▁call▁begin｜>' + name }}<think></think>", "deepseek"),
         ("{{ '<|im_start|>' + role + content }}", "plain"),
@@ -637,6 +680,10 @@ RENDERERS: dict[str, tuple[Callable[[str, Mapping[str, Any]], str], str]] = {
     "llama3_json": (lambda n, a: json.dumps({"name": n, "parameters": a}), ";"),
     "mistral": (lambda n, a: f"[TOOL_CALLS]{n}[ARGS]{json.dumps(a)}", ""),
     "deepseek": (_render_deepseek, ""),
+    "jamba_list": (
+        lambda n, a: f"<tool_calls>[{json.dumps({'name': n, 'arguments': a})}]</tool_calls>",
+        "",
+    ),
 }
 FORMS = list(ANSWER_FORMS.values())
 NAMES = st.from_regex(r"[a-zA-Z_][\w.-]{0,20}", fullmatch=True).filter(str.isascii)
@@ -662,6 +709,14 @@ PIECES = st.sampled_from(
             "<function=f>",
         ),
         *("<parameter=a>", "</parameter>", "</function>", "<|python_tag|>", ";", "[TOOL_CALLS]"),
+        *(
+            "<TOOLCALL>",
+            "</TOOLCALL>",
+            "<tool_calls>",
+            "</tool_calls>",
+            "<|tool_call|>",
+            "<tool_sep>",
+        ),
         *("[ARGS]", "[CALL_ID]", "f", "[", "]", "{", "}", '"', "\\", "\n", " ", "ü", "null"),
         *(
             "<｜tool▁calls▁begin｜>",
