@@ -19,21 +19,24 @@ class JsonListCalls:
 
     A missing closing tag at the end of the text is forgiven: Granite writes none, and it may have been a
     stop text.
+
+    Args:
+        openings: the first is the family's own, others are read as well.
     """
 
-    def __init__(self, opening: str, closing: str) -> None:
+    def __init__(self, *openings: str, closing: str) -> None:
         self._closing = closing
         self._inside = up_to(closing, argument=JSON_STRING)
-        self.marks: tuple[str, ...] = (opening,)
+        self.marks: tuple[str, ...] = openings
         self.json_texts: JsonCallTexts | None = JsonCallTexts(
-            arguments="arguments", before=f"{opening}[", between=", ", after=f"]{closing}"
+            arguments="arguments", before=f"{openings[0]}[", between=", ", after=f"]{closing}"
         )
 
     def begins_at_start(self, text: str, start: int, *, whole: bool) -> bool:
         return False
 
     def read_block(self, text: str, start: int, *, schemas: Schemas) -> CallBlock:
-        (opening,) = self.marks
+        opening = next(mark for mark in self.marks if text.startswith(mark, start))
         inner, end, closed = block_between(text, start, opening, self._closing, self._inside)
         try:
             listed = read_json(inner)
@@ -45,8 +48,14 @@ class JsonListCalls:
         return CallBlock(end=end, calls=calls, decided=closed)
 
 
-NEMOTRON_LIST = MarkedForm(name="nemotron_list", syntax=JsonListCalls("<TOOLCALL>", "</TOOLCALL>"))
-JAMBA_LIST = MarkedForm(name="jamba_list", syntax=JsonListCalls("<tool_calls>", "</tool_calls>"))
+NEMOTRON_LIST = MarkedForm(
+    name="nemotron_list", syntax=JsonListCalls("<TOOLCALL>", closing="</TOOLCALL>")
+)
+JAMBA_LIST = MarkedForm(
+    name="jamba_list", syntax=JsonListCalls("<tool_calls>", closing="</tool_calls>")
+)
+# Granite 3.1 and later write their own mark as a text, too.
 GRANITE_LIST = MarkedForm(
-    name="granite_list", syntax=JsonListCalls("<|tool_call|>", "<|/tool_call|>")
+    name="granite_list",
+    syntax=JsonListCalls("<|tool_call|>", "<tool_call>", closing="<|/tool_call|>"),
 )

@@ -146,6 +146,7 @@ RECORDED: dict[str, tuple[str, str, bool, str, str]] = {
         "",
     ),
     "Granite 3": ("granite_list", f"<|tool_call|>{_MISTRAL_LIST}", False, "", ""),
+    "Granite 3.1": ("granite_list", f"<tool_call>{_MISTRAL_LIST}", False, "", ""),
     "Phi 4 mini": ("granite_list", f"<|tool_call|>{_MISTRAL_LIST}<|/tool_call|>", False, "", ""),
     "Mistral v3, SentencePiece": ("mistral", f"[TOOL_CALLS] {_MISTRAL_LIST}", False, "", ""),
     "Mistral v7": (
