@@ -15,8 +15,13 @@ from realsys.api.basics.thoughts import THINK
 from realsys.rollout.conversation.forms.answer_scan import MarkedForm
 from realsys.rollout.conversation.forms.call_syntax import CallSyntax, Schemas
 from realsys.rollout.conversation.forms.deepseek_form import DEEPSEEK
-from realsys.rollout.conversation.forms.glm_form import GLM
+from realsys.rollout.conversation.forms.glm_form import GLM, HY3_PREVIEW
 from realsys.rollout.conversation.forms.hermes_form import HERMES
+from realsys.rollout.conversation.forms.json_list_form import (
+    GRANITE_LIST,
+    JAMBA_LIST,
+    NEMOTRON_LIST,
+)
 from realsys.rollout.conversation.forms.llama3_json_form import LLAMA3_JSON
 from realsys.rollout.conversation.forms.mistral_form import MISTRAL
 from realsys.rollout.conversation.forms.parsed_answer import ParsedAnswer, ParsedCall
@@ -79,7 +84,8 @@ ANSWER_FORMS: Mapping[str, AnswerForm] = MappingProxyType(
     {
         form.name: form
         for form in (
-            *(HERMES, QWEN3_CODER, GLM, LLAMA3_JSON, MISTRAL, DEEPSEEK),
+            *(HERMES, QWEN3_CODER, GLM, HY3_PREVIEW, LLAMA3_JSON, MISTRAL, DEEPSEEK),
+            *(NEMOTRON_LIST, JAMBA_LIST, GRANITE_LIST),
             *(PLAIN, PLAIN_THOUGHTS),
         )
     }
@@ -89,10 +95,14 @@ ANSWER_FORMS: Mapping[str, AnswerForm] = MappingProxyType(
 _TEMPLATE_MARKS: tuple[tuple[MarkedForm, tuple[str, ...], tuple[str, ...]], ...] = (
     (DEEPSEEK, ("<｜tool▁call▁begin｜>",), ()),
     (QWEN3_CODER, ("<tool_call>", "<function=", "<parameter="), ()),
+    (HY3_PREVIEW, ("<tool_calls>", "<tool_call>", "<tool_sep>", "<arg_key>", "<arg_value>"), ()),
     (GLM, ("<tool_call>", "<arg_key>", "<arg_value>"), ()),
     (HERMES, ("<tool_call>", "arguments"), ("<arg_key>",)),
     (MISTRAL, ("[TOOL_CALLS]",), ()),
     (LLAMA3_JSON, ("<|start_header_id|>", '"parameters": '), ()),
+    (NEMOTRON_LIST, ("<TOOLCALL>", "</TOOLCALL>"), ()),
+    (JAMBA_LIST, ("<tool_calls>", "</tool_calls>"), ("<tool_call>",)),
+    (GRANITE_LIST, ("<|tool_call|>",), ("<tool_call>",)),
     (PLAIN_THOUGHTS, (THINK[1],), ()),
 )
 

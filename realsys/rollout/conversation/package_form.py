@@ -17,12 +17,14 @@ from typing import Any
 
 from realsys.rollout.conversation.forms.answer_scan import MarkedForm
 from realsys.rollout.conversation.forms.call_syntax import (
+    JSON_STRING,
     CallBlock,
     CallSyntax,
     Schemas,
     block_between,
     may_become,
     skip_white,
+    up_to,
 )
 from realsys.rollout.conversation.forms.family_calls import (
     FAMILY_CALLS,
@@ -93,6 +95,8 @@ class _PackageReader:
         """
         if len(block) > MOST_CHARACTERS:
             raise ValueError(f"a block of {len(block)} characters, over {MOST_CHARACTERS}")
+        if block.count(self.calls.opening) + block.count(self.calls.closing) > 2:
+            raise ValueError("a mark of calls stands in an argument")
         if not has_shape(self.calls, block):
             raise ValueError("it is not written as this family's calls are")
         try:
@@ -156,6 +160,7 @@ class _SectionCalls:
     def __init__(self, reader: _PackageReader) -> None:
         self._reader = reader
         self._marks = (reader.calls.opening, reader.calls.closing)
+        self._inside = up_to(reader.calls.closing, argument=reader.calls.argument)
         self.marks: tuple[str, ...] = self._marks[:1]
 
     def begins_at_start(self, text: str, start: int, *, whole: bool) -> bool:
@@ -166,7 +171,7 @@ class _SectionCalls:
         return None
 
     def read_block(self, text: str, start: int, *, schemas: Schemas) -> CallBlock:
-        _, end, closed = block_between(text, start, *self._marks)
+        _, end, closed = block_between(text, start, *self._marks, self._inside)
         if not closed:
             return CallBlock(end=end, fault="it was cut off", decided=False)
         return _read(self._reader, text[start:end], end, schemas)
@@ -181,7 +186,9 @@ def _read(reader: _PackageReader, block: str, end: int, schemas: Schemas) -> Cal
 
 _MODEL, _END, _TEXT = "<|message_model|>", "<|end_message|>", "<|content_text|>"
 _THINKING, _CALL = "<|content_thinking|>", "<|content_invoke_tool_json|>"
-_MESSAGE_END = re.compile(f"{re.escape(_END)}|{re.escape(_MODEL)}")
+_INSIDE = up_to(_END, _MODEL, argument=JSON_STRING)  # of a call
+_MESSAGE_END = re.compile(f"{re.escape(_END)}|{re.escape(_MODEL)}|{re.escape(_CALL)}")
+_THOUGHTS_END = re.compile(f"{re.escape(_END)}|{re.escape(_MODEL)}")
 
 
 class _InklingCalls(_SectionCalls):
@@ -208,13 +215,15 @@ class _InklingCalls(_SectionCalls):
         if (passed := self.passed_mark(text, start)) is not None:
             return CallBlock(end=passed)
         begin = start + len(_MODEL) if text.startswith(_MODEL, start) else start
-        found = _MESSAGE_END.search(text, begin)
+        is_thoughts = text.startswith(_THINKING, begin)
+        found = (_THOUGHTS_END if is_thoughts else _MESSAGE_END).search(text, begin)
+        if found and found[0] == _CALL:
+            inside = _INSIDE.match(text, found.end())
+            found = _MESSAGE_END.match(text, inside.end() if inside else found.end())
         is_closed = found is not None and found[0] == _END
         end = found.start() if found else len(text)
         behind = found.end() if found and is_closed else end
-        if text.startswith(
-            _THINKING, begin
-        ):  # later thoughts: no content, and calls within are none
+        if is_thoughts:  # later ones: no content, and calls within are none
             return CallBlock(end=behind, decided=found is not None)
         if text.find(_CALL, begin, end) < 0:
             return CallBlock(end=begin, decided=found is not None)

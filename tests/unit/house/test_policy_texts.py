@@ -84,7 +84,8 @@ INNER = {"minimax-m2": "</invoke>", "deepseek-v4": "</｜DSML｜invoke>", "hy3":
 MARKS: dict[str, tuple[Hostile, ...]] = {
     "hermes": (
         "<tool_call>", "</tool_call>", "</tool_call", '<tool_call>{"a":', "<tool_call>[",
-        '<tool_call>{"</tool_call>', CALL, ('<tool_call>{"name": "f", "arguments": ', '{"a":'),
+        '<tool_call>{"</tool_call>', '<tool_call>"', '<tool_call>{\\"', '<tool_call>"\n', CALL,
+        ('<tool_call>{"name": "f", "arguments": ', '{"a":'),
     ),
     "qwen3_coder": (
         "<tool_call>", "<function=", "<function=f>", "<parameter=b>", "</function>",
@@ -93,14 +94,29 @@ MARKS: dict[str, tuple[Hostile, ...]] = {
         ("<tool_call><function=f>", "<parameter=a>\n1\n</parameter>\n"),
         ("<tool_call><function=f><parameter=a>", "\n"),
         ("<tool_call><function=f><parameter=a>", "\n<parameter="),
+        ("<tool_call><function=f><parameter=a>", "</parameter"),
+        "<tool_call><function=f><parameter=a></parameter>", "<function=f><parameter=</function>",
     ),
     "glm": (
         "<tool_call>", "</tool_call>", "<arg_key>", "<tool_call>f<arg_key>", "<arg_value>",
         "<tool_call>f<arg_key>a</arg_key>", "<tool_call>f</tool_call> ", "\n<arg_key>",
         ("<tool_call>f", "<arg_key>a</arg_key><arg_value>1</arg_value>"),
         ("<tool_call>f<arg_key>a</arg_key><arg_value>", "</arg_value"),
+        "<tool_call>f<arg_value></tool_call>", "<tool_call><arg_value></arg_value>",
         ("<tool_call>f", "\n"),
     ),
+    "hy3_preview": (
+        "<tool_calls>", "</tool_calls>", "<tool_calls><tool_call>", "<tool_call>f<tool_sep>", "<tool_sep>",
+        "<tool_call>f<tool_sep></tool_call> ", ("<tool_call>f", "<tool_sep>"),
+        ("<tool_call>f<tool_sep>", "\n"),
+        ("<tool_call>f<tool_sep>", "<arg_key>a</arg_key><arg_value>1</arg_value>"),
+    ),
+    "nemotron_list": ("<TOOLCALL>", '<TOOLCALL>"', "<TOOLCALL>[", '<TOOLCALL>\\"', "</TOOLCALL"),
+    "jamba_list": (
+        "<tool_calls>", '<tool_calls>"</tool_calls>', "<tool_calls>[{}]</tool_calls>",
+        ("<tool_calls>[", '{"name": "f", "arguments": {}},'),
+    ),
+    "granite_list": ("<|tool_call|>", "<|tool_call|>[]", ("<|tool_call|>", "<|/tool_call|")),
     "llama3_json": (
         "<|python_tag|>", "<|python_tag|>{", '{"name":"f","parameters":{}};', '{"name":', ";",
         ("x ", '{"name":'), ("x ", '{"name": 1} '), ("x ", '{"name":[1,'),
@@ -110,11 +126,14 @@ MARKS: dict[str, tuple[Hostile, ...]] = {
     "mistral": (
         "[TOOL_CALLS][{", "[TOOL_CALLS]a[CALL_ID]b", "[CALL_ID]", "[TOOL_CALLS]f [ARGS] ",
         '[TOOL_CALLS][{"name":"a","arguments":{}}]',
+        '[TOOL_CALLS]f{} "', '[TOOL_CALLS]f{} \\"', '[TOOL_CALLS]f{"', '[TOOL_CALLS]f{\\"',
+        '[TOOL_CALLS]f{} "\\', ('[TOOL_CALLS]f{"a": "', "[TOOL_CALLS]f{}"),
         ("[TOOL_CALLS]f", " "), ("[TOOL_CALLS]f[CALL_ID]", "a"), ("[TOOL_CALLS]", "a"),
     ),
     "deepseek": (
         "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁begin｜> ", "<｜tool▁calls▁end｜>",
         "<｜tool▁call▁begin｜>", "\n```json\n", "\n```", f"{SEPARATED}{{", FENCED,
+        f'{SEPARATED}"', f'{SEPARATED}"<｜tool▁call▁end｜>', f'{SEPARATED}\\"',
         (SEPARATED, '{"a":'), (FENCED, "\n```"),
     ),
     "plain": (),
@@ -122,11 +141,13 @@ MARKS: dict[str, tuple[Hostile, ...]] = {
     "kimi-k2": (
         KIMI, KIMI_CALL, "<|tool_call_begin|>", "<|tool_calls_section_end|>",
         (KIMI, KIMI_CALL),
+        f'{KIMI}"', f'{KIMI}\\"', f'{KIMI}"<|tool_calls_section_end|>',
         (f"{KIMI}{KIMI_CALL}", '{"a":'), (KIMI, f"{KIMI_CALL}{{}}<|tool_call_end|>"),
     ),
     "minimax-m2": (
         MINIMAX, "<invoke name=", '<invoke name="f">', "</invoke>", f'{MINIMAX}<invoke name="f">',
-        (MINIMAX, '<invoke name="f">'),
+        (MINIMAX, '<invoke name="f">'), f"{MINIMAX}<parameter name=",
+        (MINIMAX, "<parameter name=</parameter"),
         (f'{MINIMAX}<invoke name="f">', '<parameter name="a">'),
         (MINIMAX, '<invoke name="f"><parameter name="a">1</parameter>'),
         (MINIMAX, '<invoke name="f"><parameter name="a">NaN</parameter></invoke>'),
@@ -134,17 +155,20 @@ MARKS: dict[str, tuple[Hostile, ...]] = {
     "hy3": (
         HY3, "<tool_call:opensource>",
         (HY3, "<tool_call:opensource>f<tool_sep:opensource><arg_key:opensource>"),
+        f"{HY3}<arg_value:opensource>", (f"{HY3}<arg_value:opensource>", "</arg_value:"),
         (HY3, "<arg_key:opensource>a</arg_key:opensource><arg_value:opensource>"),
     ),
     "gemma4": (
         "<|tool_call>", "<|tool_call>call:f{", '<|"|>',
         ("<|tool_call>call:f{", "a:{"), ("<|tool_call>call:f{", 'a:<|"|>'),
+        '<|tool_call><|"|>', '<|tool_call>call:f{a:<|"|><tool_call|>',
         ("<|tool_call>call:f{", "a:NaN,"), "<|channel>thought", "<channel|>",
     ),
     "inkling": (
         "<|message_model|>", "<|end_message|>", "<|content_thinking|>",
         "f<|content_invoke_tool_json|>", f"<|message_model|>f{INKLING}",
-        (f"<|message_model|>f{INKLING}", '{"a":'),
+        (f"<|message_model|>f{INKLING}", '{"a":'), f'<|message_model|>f{INKLING}"',
+        f'<|message_model|>f{INKLING}"<|end_message|>', f'<|message_model|>f{INKLING}\\"',
     ),
     "deepseek-v4": (
         DSML, '<｜DSML｜invoke name="f">\n', "</｜DSML｜invoke>",
@@ -404,10 +428,12 @@ TRIED: dict[str, tuple[str, ...]] = {
     "realsys/rollout/agents/tool_use.py:ToolUse._up_to_call.has_call": ("tool use",),
     "realsys/rollout/conversation/chat_rendering.py:_template_call": ("call in a template",),
     "realsys/rollout/conversation/forms/answer_scan.py:_Walk._blocks": tuple(MARKS),
+    "realsys/rollout/conversation/forms/call_syntax.py:up_to": ("hermes", "mistral", "glm", "kimi-k2"),
     "realsys/rollout/conversation/forms/call_syntax.py:_WHITE": ("deepseek", "llama3_json"),
     "realsys/rollout/conversation/forms/family_calls.py:_GEMMA_KEY": ("gemma4",),
     "realsys/rollout/conversation/forms/family_calls.py:_section": ("minimax-m2", "deepseek-v4", "kimi-k2"),
     "realsys/rollout/conversation/package_form.py:_MESSAGE_END": ("inkling",),
+    "realsys/rollout/conversation/package_form.py:_THOUGHTS_END": ("inkling",),
     "realsys/rollout/conversation/package_form.py:_Pieces.__init__": ("kimi-k2", "hy3"),
     "realsys/rollout/conversation/forms/llama3_json_form.py:_CALL_LIKE": ("llama3_json",),
     "realsys/rollout/conversation/forms/llama3_json_form.py:_SEPARATOR": ("llama3_json",),

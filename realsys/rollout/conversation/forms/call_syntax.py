@@ -46,8 +46,8 @@ class JsonCallTexts:
 class CallSyntax(Protocol):
     """The calls of one family.
 
-    A block must be read in time linear in its length. What is ``decided`` must not depend on text behind
-    ``end``: streaming relies on it.
+    A block must be read in time linear in its length. What is ``decided`` must stay so whatever follows the
+    text: streaming relies on it.
     """
 
     @property
@@ -85,14 +85,36 @@ def skip_white(text: str, at: int) -> int:
     return found.end() if found else at
 
 
-def block_between(text: str, start: int, opening: str, closing: str) -> tuple[str, int, bool]:
+# A string of JSON, in which marks mean nothing: at any length, or up to the end of its line, as valid ones.
+JSON_STRING = r'"(?:[^"\\]++|\\.)*+"?+'
+JSON_STRING_IN_LINE = r'"(?:[^"\\\n]++|\\[^\n])*+"?+'
+
+
+def up_to(*marks: str, argument: str) -> re.Pattern[str]:
+    """Returns the pattern of a text up to the first of ``marks`` that stands in no argument's own text.
+
+    Args:
+        argument: the pattern of such a text, from its opening on; it must take linear time.
+    """
+    first = re.escape("".join(text[0] for text in (argument, *marks)))
+    ends = "|".join(map(re.escape, marks))
+    return re.compile(f"(?:[^{first}]++|{argument}|(?!{ends}).)*+", re.DOTALL)
+
+
+def block_between(
+    text: str, start: int, opening: str, closing: str, inside: re.Pattern[str]
+) -> tuple[str, int, bool]:
     """Returns what stands between a block's marks, the block's end, and whether its closing mark is there.
 
-    The first closing mark counts, even within a string of JSON: that is how servers cut, and what makes the
-    block's extent independent of its content. Without one the block takes all text that is left.
+    Without a closing mark the block takes all text that is left; so does one with an argument whose own
+    text does not end: what looks like a call behind it could be that text.
+
+    Args:
+        inside: ``up_to`` the closing mark.
     """
     inner = start + len(opening)
-    closed_at = text.find(closing, inner)
-    if closed_at < 0:
+    found = inside.match(text, inner)
+    closed_at = found.end() if found else inner
+    if closed_at == len(text):
         return text[inner:], len(text), False
     return text[inner:closed_at], closed_at + len(closing), True

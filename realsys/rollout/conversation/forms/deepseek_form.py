@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from realsys.rollout.conversation.forms.answer_scan import MarkedForm
 from realsys.rollout.conversation.forms.call_syntax import (
+    JSON_STRING,
     CallBlock,
     Schemas,
     block_between,
     may_become,
     skip_white,
+    up_to,
 )
 from realsys.rollout.conversation.forms.parsed_answer import ParsedCall
 from realsys.rollout.conversation.forms.strict_json import call_of, read_json
 
 _LIST, _LIST_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+_INSIDE = up_to(_CALL_END, argument=JSON_STRING)
 _SEPARATOR = "<｜tool▁sep｜>"
 _FENCE, _FENCE_END = "\n```json\n", "\n```"
 
@@ -37,7 +40,7 @@ class DeepseekCalls:
             return CallBlock(end=start + len(_LIST_END))
         if text.startswith(_LIST, start):
             return _list_mark(text, start + len(_LIST))
-        inner, end, closed = block_between(text, start, _CALL, _CALL_END)
+        inner, end, closed = block_between(text, start, _CALL, _CALL_END, _INSIDE)
         try:
             call = _read_call(inner)
         except ValueError as error:

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from realsys.api.basics.thoughts import THINK
+from realsys.rollout.conversation.forms.call_syntax import JSON_STRING
 from realsys.rollout.conversation.forms.parsed_answer import ParsedCall
 from realsys.rollout.conversation.forms.strict_json import call_of, read_json
 
@@ -35,6 +36,7 @@ class FamilyCalls:
 
     Attributes:
         opening, closing: marks of a block of calls.
+        argument: the pattern of an argument's own text, in which the marks mean nothing.
         atoms: marks that are single tokens to the package; all else is text to it.
         shape: what a block must be to reach the package, whose own patterns pass over what does not fit,
             and take time quadratic in it; None: the check is enough.
@@ -44,6 +46,7 @@ class FamilyCalls:
 
     opening: str
     closing: str
+    argument: str
     atoms: tuple[str, ...]
     check: Callable[[str, Sequence[FoundCall]], list[ParsedCall]]
     thought_marks: tuple[tuple[str, str], ...] = (THINK,)
@@ -76,6 +79,12 @@ def has_shape(family: FamilyCalls, block: str) -> bool:
 def _until(mark: str) -> str:
     """Returns the pattern of a text up to ``mark`` and with it, in linear time."""
     return f"(?:(?!{re.escape(mark)}).)*+{re.escape(mark)}"
+
+
+def _argument(opening: str, closing: str) -> str:
+    """Returns the pattern of an argument's text between two marks, the second of which may be missing."""
+    opening, closing = re.escape(opening), re.escape(closing)
+    return f"{opening}(?:(?!{closing}).)*+(?:{closing})?+"
 
 
 def _section(opening: str, call: str, closing: str) -> re.Pattern[str]:
@@ -163,6 +172,7 @@ def _num_keys(value: object) -> int:
 _KIMI = FamilyCalls(
     opening="<|tool_calls_section_begin|>",
     closing="<|tool_calls_section_end|>",
+    argument=JSON_STRING,
     atoms=(
         *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
         *("<|tool_call_begin|>", _KIMI_ARGUMENTS, "<|tool_call_end|>"),
@@ -178,6 +188,7 @@ _KIMI = FamilyCalls(
 _MINIMAX = FamilyCalls(
     opening="<minimax:tool_call>",
     closing="</minimax:tool_call>",
+    argument=_argument("<parameter name=", "</parameter>"),
     atoms=("<minimax:tool_call>", "</minimax:tool_call>"),
     shape=_section(
         "<minimax:tool_call>",
@@ -190,6 +201,7 @@ _MINIMAX = FamilyCalls(
 _HY3 = FamilyCalls(
     opening="<tool_calls:opensource>",
     closing="</tool_calls:opensource>",
+    argument=_argument("<arg_value:opensource>", "</arg_value:opensource>"),
     atoms=(
         *("<tool_calls:opensource>", "</tool_calls:opensource>"),
         *("<tool_call:opensource>", "</tool_call:opensource>", "<tool_sep:opensource>"),
@@ -205,11 +217,12 @@ _HY3 = FamilyCalls(
     ),
     thought_marks=(("<think:opensource>", "</think:opensource>"),),
     check=_tagged_calls("<arg_value:opensource>", "</arg_value:opensource>"),
-    template=("<tool_sep:opensource>",),
+    template=("<tool_sep", ":opensource"),
 )
 _GEMMA4 = FamilyCalls(
     opening="<|tool_call>",
     closing="<tool_call|>",
+    argument=_argument(_QUOTE, _QUOTE),
     atoms=("<|tool_call>", "<tool_call|>"),
     thought_marks=(("<|channel>thought", "<channel|>"),),
     check=_gemma_calls,
@@ -218,6 +231,7 @@ _GEMMA4 = FamilyCalls(
 _DEEPSEEK_V4 = FamilyCalls(
     opening="<｜DSML｜tool_calls>",
     closing="</｜DSML｜tool_calls>",
+    argument=_argument("<｜DSML｜parameter name=", "</｜DSML｜parameter>"),
     atoms=(),
     shape=_section(
         "<｜DSML｜tool_calls>",
@@ -232,6 +246,7 @@ _DEEPSEEK_V4 = FamilyCalls(
 _INKLING = FamilyCalls(
     opening="<|message_model|>",
     closing="<|end_message|>",
+    argument=JSON_STRING,
     atoms=("<|message_model|>", "<|end_message|>", "<|content_invoke_tool_json|>"),
     thought_marks=(("<|content_thinking|>", "<|end_message|>"),),
     check=_inkling_calls,

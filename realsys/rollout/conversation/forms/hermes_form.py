@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from realsys.rollout.conversation.forms.answer_scan import MarkedForm
 from realsys.rollout.conversation.forms.call_syntax import (
+    JSON_STRING_IN_LINE,
     CallBlock,
     JsonCallTexts,
     Schemas,
     block_between,
+    up_to,
 )
 from realsys.rollout.conversation.forms.strict_json import call_of_object, read_json
 
 _OPENING, _CLOSING = "<tool_call>", "</tool_call>"
+_INSIDE = up_to(_CLOSING, argument=JSON_STRING_IN_LINE)
 
 
 class HermesCalls:
@@ -32,7 +35,7 @@ class HermesCalls:
         return False
 
     def read_block(self, text: str, start: int, *, schemas: Schemas) -> CallBlock:
-        inner, end, closed = block_between(text, start, _OPENING, _CLOSING)
+        inner, end, closed = block_between(text, start, _OPENING, _CLOSING, _INSIDE)
         try:
             call = call_of_object(read_json(inner), "arguments")
         except ValueError as error:

@@ -7,15 +7,19 @@ import re
 from realsys.api.basics.thoughts import BRACKETED, THINK
 from realsys.rollout.conversation.forms.answer_scan import MarkedForm
 from realsys.rollout.conversation.forms.call_syntax import (
+    JSON_STRING,
     CallBlock,
     JsonCallTexts,
     Schemas,
     skip_white,
+    up_to,
 )
 from realsys.rollout.conversation.forms.parsed_answer import ParsedCall
 from realsys.rollout.conversation.forms.strict_json import call_of, call_of_object, read_json_at
 
 _MARK = "[TOOL_CALLS]"
+# No JSON goes on at a backslash outside of strings; going on there, each block could take all of the text.
+_INSIDE = up_to(_MARK, "\\", argument=JSON_STRING)
 # NAME{…}, NAME[ARGS]{…} and NAME[CALL_ID]ID[ARGS]{…}
 _HEAD = re.compile(
     r"\s*+([^\s\[\]{}\"<>]++)\s*+(?:\[CALL_ID\]\s*+\w++\s*+)?+(?:\[ARGS\]\s*+)?+(?=\{)"
@@ -25,7 +29,7 @@ _HEAD = re.compile(
 class MistralCalls:
     """``[TOOL_CALLS] [{"name": …, "arguments": {…}}, …]``, or ``[TOOL_CALLS]NAME[ARGS]{…}`` for each call.
 
-    A block that cannot be read ends at the next mark.
+    A block that cannot be read ends at the next mark which does not stand in a string.
     """
 
     marks = (_MARK,)
@@ -36,12 +40,14 @@ class MistralCalls:
 
     def read_block(self, text: str, start: int, *, schemas: Schemas) -> CallBlock:
         inner = start + len(_MARK)
-        next_mark = text.find(_MARK, inner)
-        limit = next_mark if next_mark >= 0 else len(text)
+        found = _INSIDE.match(text, inner)
+        limit = found.end() if found else inner
         try:
             calls, length = _read_calls(text[inner:limit])
         except ValueError as error:
-            return CallBlock(end=limit, fault=str(error), decided=next_mark >= 0)
+            next_mark = text.find(_MARK, limit)
+            end = next_mark if next_mark >= 0 else len(text)
+            return CallBlock(end=end, fault=str(error), decided=next_mark >= 0)
         return CallBlock(end=inner + length, calls=calls)
 
 

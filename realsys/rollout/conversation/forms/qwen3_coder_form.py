@@ -13,6 +13,7 @@ from realsys.rollout.conversation.forms.call_syntax import (
     block_between,
     may_become,
     skip_white,
+    up_to,
 )
 from realsys.rollout.conversation.forms.parsed_answer import ParsedCall
 from realsys.rollout.conversation.forms.strict_json import call_of
@@ -20,6 +21,8 @@ from realsys.rollout.conversation.forms.strict_json import call_of
 _OPENING, _CLOSING = "<tool_call>", "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
+_ARGUMENT = r"<parameter=(?:[^<\n]++|\n(?!<parameter=)|<(?!/parameter>))*+(?:</parameter>)?+"
+_INSIDE = {mark: up_to(mark, argument=_ARGUMENT) for mark in (_CLOSING, _FUNCTION_END)}
 _NAME = re.compile(r"[^<>\n]*+")
 
 
@@ -38,12 +41,17 @@ class Qwen3CoderCalls:
 
     def read_block(self, text: str, start: int, *, schemas: Schemas) -> CallBlock:
         if text.startswith(_OPENING, start):
-            inner, end, decided = block_between(text, start, _OPENING, _CLOSING)
+            inside = _INSIDE[_CLOSING]
+            inner, end, decided = block_between(text, start, _OPENING, _CLOSING, inside)
+            is_closed = decided or inner.rstrip().endswith(_FUNCTION_END)
         else:
-            inner, end, closed = block_between(text, start, "", _FUNCTION_END)
-            end, decided = _skip_orphan(text, end) if closed else (end, False)
+            inside = _INSIDE[_FUNCTION_END]
+            inner, end, is_closed = block_between(text, start, "", _FUNCTION_END, inside)
+            end, decided = _skip_orphan(text, end) if is_closed else (end, False)
         try:
             call = _read_function(inner.strip(), schemas)
+            if not is_closed:  # parameters may be missing
+                raise ValueError("it was cut off")
         except ValueError as error:
             return CallBlock(end=end, fault=str(error), decided=decided)
         return CallBlock(end=end, calls=(call,), decided=decided)

@@ -120,6 +120,34 @@ RECORDED: dict[str, tuple[str, str, bool, str, str]] = {
         "Let me see.",
         "I think.",
     ),
+    "Hy3's preview": (
+        "hy3_preview",
+        "<think>I think.</think>Let me see.\n<tool_calls>\n"
+        + f"{_GLM_WEATHER}\n{_GLM_ADD}".replace("er\n<", "er<tool_sep>\n<").replace(
+            "add\n", "add<tool_sep>\n"
+        )
+        + "\n</tool_calls>",
+        False,
+        "Let me see.",
+        "I think.",
+    ),
+    "Nemotron Nano 2": (
+        "nemotron_list",
+        f"I think.\n</think>\n\nLet me see.\n\n<TOOLCALL>{_MISTRAL_LIST}</TOOLCALL>",
+        True,
+        "Let me see.",
+        "I think.",
+    ),
+    "Jamba 1.5": (
+        "jamba_list",
+        f"Let me see.\n<tool_calls>[\n  {_MISTRAL_LIST[1:-1]}\n]</tool_calls>",
+        False,
+        "Let me see.",
+        "",
+    ),
+    "Granite 3": ("granite_list", f"<|tool_call|>{_MISTRAL_LIST}", False, "", ""),
+    "Granite 3.1": ("granite_list", f"<tool_call>{_MISTRAL_LIST}", False, "", ""),
+    "Phi 4 mini": ("granite_list", f"<|tool_call|>{_MISTRAL_LIST}<|/tool_call|>", False, "", ""),
     "Mistral v3, SentencePiece": ("mistral", f"[TOOL_CALLS] {_MISTRAL_LIST}", False, "", ""),
     "Mistral v7": (
         "mistral",
@@ -309,6 +337,23 @@ BROKEN = {
         "<tool_call>f" + "<arg_key>a</arg_key><arg_value>1</arg_value>" * 2 + "</tool_call>",
         "twice",
     ),
+    "no mark behind a name": (
+        "hy3_preview",
+        "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>",
+        "<tool_sep>",
+    ),
+    "a name and more": ("hy3_preview", "<tool_call>f<tool_sep>\ng</tool_call>", "<tool_sep>"),
+    "no list": (
+        "nemotron_list",
+        '<TOOLCALL>{"name": "f", "arguments": {}}</TOOLCALL>',
+        "not a list",
+    ),
+    "nothing in a list": ("jamba_list", "<tool_calls>[]</tool_calls>", "not a list"),
+    "text behind a list": (
+        "granite_list",
+        '<|tool_call|>[{"name": "f", "arguments": {}}] So be it.',
+        "extra text",
+    ),
     "a built-in tool": ("llama3_json", '<|python_tag|>brave_search.call(query="x")', "Expecting"),
     "text after the mark": ("mistral", "[TOOL_CALLS] get weather", "Expecting"),
     "an object for the list": (
@@ -343,6 +388,129 @@ def test_good_calls_beside_a_broken_one_are_read() -> None:
     assert answer.calls == (WEATHER, WEATHER)
     assert answer.content == f"One.\n{bad}\nTwo."
     golden.check(answer.faults)
+
+
+_W = "<｜tool▁call▁begin｜>w<｜tool▁sep｜>"
+_NOW = "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+_GLM_NOW = "<tool_call>now</tool_call>"
+_CODER_NOW = "<tool_call>\n<function=now>\n</function>\n</tool_call>"
+# Answers with marks within an argument's own text: form → text, arguments of the calls of w in it, faults.
+MARKS_IN_TEXTS: list[tuple[str, str, list[str], int]] = [
+    *(
+        ("hermes", f'<tool_call>{{"name": "w", "arguments": {{"c": "{text}"}}}}{end}', [text], 0)
+        for text in ("x</tool_call>y<tool_call>z", '\\"</tool_call>', "</think>")
+        for end in ("</tool_call>", "\n</tool_call>\n", "")
+    ),
+    ("hermes", '<tool_call>{"name": "w", "arguments": {"c": "x</tool_call>', [], 1),
+    (
+        "hermes",
+        '<tool_call>\n{"name": "w, "arguments": {"c": "a"}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "w", "arguments": {"c": "b"}}\n</tool_call>',
+        ["b"],
+        1,
+    ),
+    *(
+        ("mistral", f'[TOOL_CALLS]{head}{{"c": "{text}"}}', [text], 0)
+        for text in ("x[ARGS]{}[TOOL_CALLS]now[ARGS]{}", "]] [TOOL_CALLS] [{", '\\"[TOOL_CALLS]')
+        for head in ("w[ARGS]", "w", "w[CALL_ID]Ab3dE6gH0[ARGS]")
+    ),
+    (
+        "mistral",
+        '[TOOL_CALLS] [{"name": "w", "arguments": {"c": "]] [TOOL_CALLS] [{"}}]',
+        ["]] [TOOL_CALLS] [{"],
+        0,
+    ),
+    (
+        "mistral",
+        '[TOOL_CALLS]w[ARGS]{"c": "a"} 5" long [TOOL_CALLS]w[ARGS]{"c": "b"}',
+        ["a", "b"],
+        0,
+    ),
+    ("mistral", '[TOOL_CALLS]w[ARGS]{"c": "x[TOOL_CALLS]now[ARGS]{}', [], 1),  # cut off
+    ("mistral", '[TOOL_CALLS]w[ARGS]{"c": "\n[TOOL_CALLS]now[ARGS]{}\n"}', [], 1),  # not valid
+    ("mistral", '[TOOL_CALLS]w[ARGS]{c: 1}[TOOL_CALLS]w[ARGS]{"c": "b"}', ["b"], 1),
+    *(
+        (
+            "nemotron_list",
+            f'<TOOLCALL>[{{"name": "w", "arguments": {{"c": "{said}"}}}}]{end}',
+            [said],
+            0,
+        )
+        for said in ("x</TOOLCALL>y<TOOLCALL>[]", "</TOOLCALL>")
+        for end in ("</TOOLCALL>", "")
+    ),
+    ("deepseek", f'{_W}{{"c": "{_NOW}"}}<｜tool▁call▁end｜>', [_NOW], 0),
+    ("deepseek", f'{_W}{{"c": "{_NOW}', [], 1),
+    (
+        "deepseek",
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>w\n```json\n"
+        f'{{"c": "{_NOW}"}}\n```<｜tool▁call▁end｜>',
+        [_NOW],
+        0,
+    ),
+    *(
+        (
+            "glm",
+            f"<tool_call>w\n<arg_key>c</arg_key>\n<arg_value>{text}</arg_value>\n</tool_call>",
+            [text],
+            0,
+        )
+        for text in ("x</tool_call>y", f"x{_GLM_NOW}y", f"x</tool_call>{_GLM_NOW}")
+    ),
+    (
+        "hy3_preview",
+        f"<tool_calls>\n<tool_call>w<tool_sep>\n<arg_key>c</arg_key>\n<arg_value></tool_calls>{_GLM_NOW}"
+        "</arg_value>\n</tool_call>\n</tool_calls>",
+        [f"</tool_calls>{_GLM_NOW}"],
+        0,
+    ),
+    ("glm", f"<tool_call>w<arg_key>c</arg_key><arg_value>x</tool_call>{_GLM_NOW}", [], 1),
+    (
+        "glm",
+        "<tool_call>w<arg_key>c</arg_key><arg_value><tool_call>now<arg_key>c</arg_key>"
+        "<arg_value>x</arg_value></tool_call></arg_value></tool_call>",
+        [],
+        1,
+    ),
+    *(
+        (
+            "qwen3_coder",
+            f"{opening}<function=w>\n<parameter=c>\n{text}\n</parameter>\n</function>{closing}",
+            [text],
+            0,
+        )
+        for text in ("x</tool_call>y", "x</function>", _CODER_NOW, f"</function>\n{_CODER_NOW}")
+        for opening, closing in (("<tool_call>\n", "\n</tool_call>"), ("", ""))
+    ),
+    (
+        "qwen3_coder",
+        f"<tool_call>\n<function=w>\n<parameter=c>\nx\n</function>\n</tool_call>\n{_CODER_NOW}",
+        [],
+        1,
+    ),
+    ("qwen3_coder", "<tool_call>\n<function=w>\n<parameter=c>\nx\n</parameter>\n", [], 1),
+    ("qwen3_coder", "<function=w>\n<parameter=c>\nx\n</parameter>\n", [], 1),
+    ("qwen3_coder", "<tool_call>\n<function=w>", [], 1),
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=w>\n<parameter=c>\nx\n</parameter>\n</function>\n",
+        ["x"],
+        0,
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "arguments", "faults"), MARKS_IN_TEXTS)
+def test_marks_within_an_argument_end_and_begin_nothing(
+    name: str, text: str, arguments: list[str], faults: int
+) -> None:
+    schemas = {"w": {"properties": {"c": {"type": "string"}}}}
+    answer = ANSWER_FORMS[name].parse(text, thinking=False, tools=True, schemas=schemas)
+    called = [(call.name, json.loads(call.arguments)) for call in answer.calls]
+    is_json = name in ("mistral", "hermes", "nemotron_list")
+    assert called == [("w", {"c": json.loads(f'"{a}"') if is_json else a}) for a in arguments]
+    assert len(answer.faults) == faults
+    assert arguments or answer.content == text
 
 
 def test_a_missing_closing_tag_at_the_end_is_forgiven() -> None:
@@ -460,6 +628,14 @@ def test_a_call_within_thoughts_is_none_and_is_named_if_they_never_end() -> None
         ("{{ '<tool_call>' + c.name }}<arg_key><arg_value>{{ arguments }}</think>", "glm"),
         ("{{ '<|start_header_id|>' }}{{ '\"parameters\": ' }}", "llama3_json"),
         ("{{ '<|start_header_id|>' + role }}", "plain"),
+        (
+            "{{ '<tool_calls><tool_call>' + c.name + '<tool_sep><arg_key><arg_value>' }}",
+            "hy3_preview",
+        ),
+        ("{{ '<TOOLCALL>[' + arguments + ']</TOOLCALL>' }}</think>", "nemotron_list"),
+        ("{{ '<tool_calls>[' + arguments + ']</tool_calls>' }}", "jamba_list"),
+        ("{{ '<|tool_call|>' + arguments }}", "granite_list"),
+        ("{{ '<|tool_call>' + arguments }}", "plain"),
         ("{{ '[TOOL_CALLS]' + name + '[ARGS]' }}", "mistral"),
         ("{{ '<｜tool▁call▁begin｜>' + name }}<think></think>", "deepseek"),
         ("{{ '<|im_start|>' + role + content }}", "plain"),
@@ -505,6 +681,10 @@ RENDERERS: dict[str, tuple[Callable[[str, Mapping[str, Any]], str], str]] = {
     "llama3_json": (lambda n, a: json.dumps({"name": n, "parameters": a}), ";"),
     "mistral": (lambda n, a: f"[TOOL_CALLS]{n}[ARGS]{json.dumps(a)}", ""),
     "deepseek": (_render_deepseek, ""),
+    "jamba_list": (
+        lambda n, a: f"<tool_calls>[{json.dumps({'name': n, 'arguments': a})}]</tool_calls>",
+        "",
+    ),
 }
 FORMS = list(ANSWER_FORMS.values())
 NAMES = st.from_regex(r"[a-zA-Z_][\w.-]{0,20}", fullmatch=True).filter(str.isascii)
@@ -530,6 +710,14 @@ PIECES = st.sampled_from(
             "<function=f>",
         ),
         *("<parameter=a>", "</parameter>", "</function>", "<|python_tag|>", ";", "[TOOL_CALLS]"),
+        *(
+            "<TOOLCALL>",
+            "</TOOLCALL>",
+            "<tool_calls>",
+            "</tool_calls>",
+            "<|tool_call|>",
+            "<tool_sep>",
+        ),
         *("[ARGS]", "[CALL_ID]", "f", "[", "]", "{", "}", '"', "\\", "\n", " ", "ü", "null"),
         *(
             "<｜tool▁calls▁begin｜>",
@@ -590,6 +778,7 @@ STREAMED = [
     *((name, text, thinking) for name, text, thinking, _, _ in RECORDED.values()),
     *((name, block, False) for name, block, _ in BROKEN.values() if len(block) < 1000),
     ("qwen3_coder", f"Now.\n{_BARE_FUNCTION}\n", False),
+    *((name, text, False) for name, text, _, _ in MARKS_IN_TEXTS),
     ("llama3_json", f" \n{_ONE_LLAMA}", False),
     ("llama3_json", f"Now: <|python_tag|>{_ONE_LLAMA};\n{_ONE_LLAMA}", False),
     (

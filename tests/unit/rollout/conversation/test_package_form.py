@@ -159,6 +159,33 @@ def test_what_the_package_lets_pass_is_no_call(family: str, old: str, new: str) 
     assert (answer.calls, len(answer.faults)) == ((), 1)
 
 
+_KIMI_CALL = "<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+# Whole calls without arguments, between marks that end a block and begin one.
+WHOLE_CALLS = {
+    "kimi-k2": f"<|tool_calls_section_begin|>{_KIMI_CALL}<|tool_calls_section_end|>",
+    "minimax-m2": '<minimax:tool_call><invoke name="now"></invoke></minimax:tool_call>',
+    "hy3": "<tool_calls:opensource><tool_call:opensource>now<tool_sep:opensource>"
+    "</tool_call:opensource></tool_calls:opensource>",
+    "gemma4": "<|tool_call>call:now{}<tool_call|>",
+    "deepseek-v4": '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="now">\n</｜DSML｜invoke>\n'
+    "</｜DSML｜tool_calls>",
+    "inkling": '<|message_model|>now<|content_invoke_tool_json|>{"args": {}}<|end_message|>',
+}
+
+
+@pytest.mark.parametrize("family", WHOLE_CALLS)
+def test_a_call_within_an_argument_is_none(family: str) -> None:
+    inner = WHOLE_CALLS[family]
+    said = inner.replace('"', '\\"') if family in ("kimi-k2", "inkling") else inner
+    said = f"x{FAMILY_CALLS[family].closing}{said}"
+    text = cases(family)["one call"].text.replace("Zürich", f"{said}y")
+    cut = text[: text.index(said) + len(said)]
+    for answer, names in ((text, []), (cut, []), (text + inner, ["now"])):
+        found = read(family, answer)
+        assert [call.name for call in found.calls] == names
+        assert len(found.faults) == 1
+
+
 def test_a_tool_that_the_request_does_not_have_is_called_as_in_other_forms() -> None:
     for family in BY_PACKAGE:
         text = cases(family)["one call"].text.replace("get_weather", "get_fish")
@@ -225,6 +252,7 @@ KIMI = (
         ("{{ '<|tool_call>call:' + name }}{{ '<tool_call|>' }}", "gemma4"),
         ("{{ name + '<|content_invoke_tool_json|>' }}", "inkling"),
         ("{{ '<tool_call:opensource>' + name + '<tool_sep:opensource>' }}", "hy3"),
+        ("{{ '<tool_sep{}>'.format(kind) }}{% set kind = ':opensource' %}", "hy3"),
         ("{{ '<|im_start|>' + role }}", ""),
     ],
 )
