@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from collections.abc import Iterator
 
 from aiohttp import web
 
 ENCODINGS = ("gzip", "deflate")  # of those that HTTP names; the others need packages
+_PIECE = 1 << 18  # bytes that are unpacked, or made, at a time
 _MOST_MEMBERS = 16  # streams behind each other in one body; clients write one
 
 
@@ -46,28 +48,40 @@ async def request_body(request: web.Request) -> bytes:
 
 
 def unpacked(body: bytes, encoding: str, most: int) -> bytes:
-    """Unpacks a body; never holds more than ``most`` bytes of it, and one.
+    """Unpacks a body, once its size is known: what is too large is never held.
 
     Raises:
-        OverflowError: there are more. ValueError: it can't be unpacked.
+        OverflowError: it has more bytes than ``most``. ValueError: it can't be unpacked.
     """
-    if not body:
-        return b""
-    bits = 16 + zlib.MAX_WBITS
-    if encoding == "deflate":  # as zlib has it, or bare
-        bits = zlib.MAX_WBITS if body[0] & 0xF == zlib.DEFLATED else -zlib.MAX_WBITS
-    parts, size, left = list[bytes](), 0, body
-    for _ in range(_MOST_MEMBERS):
-        stream = zlib.decompressobj(bits)
-        try:
-            parts.append(stream.decompress(left, most + 1 - size))
-        except zlib.error as error:
-            raise ValueError(str(error)[:100]) from None
-        size += len(parts[-1])
+    size = 0
+    for part in _parts(body, encoding):
+        size += len(part)
         if size > most:
             raise OverflowError
-        if not stream.eof:
-            raise ValueError("it ends too early")
-        if not (left := stream.unused_data):
-            return b"".join(parts)
-    raise ValueError(f"more than {_MOST_MEMBERS} streams")
+    return b"".join(_parts(body, encoding))
+
+
+def _parts(body: bytes, encoding: str) -> Iterator[bytes]:
+    bits = 16 + zlib.MAX_WBITS
+    if encoding == "deflate" and body:  # as zlib has it, or bare
+        bits = zlib.MAX_WBITS if body[0] & 0xF == zlib.DEFLATED else -zlib.MAX_WBITS
+    stream, members = zlib.decompressobj(bits), 1
+    for at in range(0, len(body), _PIECE):
+        left, is_full = body[at : at + _PIECE], False
+        while left or is_full:
+            if stream.eof:
+                members += 1
+                if members > _MOST_MEMBERS:
+                    raise ValueError(f"more than {_MOST_MEMBERS} streams")
+                stream = zlib.decompressobj(bits)
+            try:
+                part = stream.decompress(left, _PIECE)
+            except zlib.error as error:
+                raise ValueError(str(error)[:100]) from None
+            yield part
+            left = stream.unused_data or stream.unconsumed_tail
+            is_full = (
+                len(part) == _PIECE and not stream.eof
+            )  # there may be more of what it has read
+    if body and not stream.eof:
+        raise ValueError("it ends too early")
