@@ -77,8 +77,8 @@ def field_of(error: RealsysError, *, conversation: str = MESSAGES) -> str | None
     """
     if not isinstance(error, DataError) or not _FIELD_PATH.fullmatch(error.where):
         return None
-    is_named = conversation != MESSAGES and re.match(rf"{MESSAGES}\b", error.where)
-    return conversation if is_named else error.where
+    of_conversation = error.where.replace("[", ".").partition(".")[0] == MESSAGES
+    return conversation if of_conversation and conversation != MESSAGES else error.where
 
 
 def openai_error(
