@@ -65,6 +65,7 @@ class HttpListener:
             app,
             handler_cancellation=True,
             access_log=None,
+            auto_decompress=False,  # request_body does, up to a limit
             shutdown_timeout=_SHUTDOWN_S,
             logger=_server_logger(),
         )

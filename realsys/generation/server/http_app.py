@@ -32,6 +32,7 @@ from realsys.generation.server.http_control import Control
 from realsys.generation.server.http_responses import json_response, refused
 from realsys.generation.server.http_weights import Weights
 from realsys.transport.generation_messages import GenerateRequest
+from realsys.transport.http_bodies import request_body
 from realsys.transport.http_listener import OPEN_PATHS
 
 logger = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ class _Generate:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         began_s = time.monotonic()
-        call = read_generate(await request.read())
+        call = read_generate(await request_body(request))
         if self._open + len(call.requests) > self._max_requests:
             return refused(
                 f"{self._open} answers are on their way and {len(call.requests)} more would be "

@@ -18,6 +18,7 @@ from realsys.generation.http.http_json import read_body
 from realsys.generation.http.served_engine import Counters, ServedEngine
 from realsys.generation.server.http_responses import json_response
 from realsys.transport.generation_messages import GenerateRequest, PauseMode, Sampling, ServerInfo
+from realsys.transport.http_bodies import request_body
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class Control:
     # ---- requests on their way --------------------------------------------------------------
 
     async def _abort(self, request: web.Request) -> web.Response:
-        body = read_body(await request.read(), _Abort, where=request.path)
+        body = read_body(await request_body(request), _Abort, where=request.path)
         if not body.rid and not body.abort_all:
             fix = "give rid, or abort_all=true"
             raise DataError("the request names nothing to abort", where=request.path, fix=fix)
@@ -79,12 +80,12 @@ class Control:
         return web.Response()
 
     async def _pause(self, request: web.Request) -> web.Response:
-        body = read_body(await request.read(), _Pause, where=request.path)
+        body = read_body(await request_body(request), _Pause, where=request.path)
         await self._engine.pause(body.mode)
         return _ok("Generation paused successfully.")
 
     async def _continue(self, request: web.Request) -> web.Response:
-        read_body(await request.read(), _Continue, where=request.path)
+        read_body(await request_body(request), _Continue, where=request.path)
         await self._engine.resume()
         return _ok("Generation continued successfully.")
 

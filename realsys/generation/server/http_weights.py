@@ -20,6 +20,7 @@ from realsys.generation.http.http_json import read_body
 from realsys.generation.http.served_engine import ServedEngine
 from realsys.generation.server.http_responses import json_response
 from realsys.transport.generation_messages import WeightSource, WeightsTaken
+from realsys.transport.http_bodies import request_body
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class Weights:
         ]
 
     async def _from_disk(self, request: web.Request) -> web.Response:
-        body = read_body(await request.read(), _FromDisk, where=request.path)
+        body = read_body(await request_body(request), _FromDisk, where=request.path)
         if body.load_format not in (None, "auto", "safetensors"):
             raise DataError(
                 f"load_format is {body.load_format!r}", where=request.path, fix="leave it out"
@@ -72,7 +73,7 @@ class Weights:
         return await self._update(source)
 
     async def _from_stream(self, request: web.Request) -> web.Response:
-        source = read_body(await request.read(), WeightSource, where=request.path)
+        source = read_body(await request_body(request), WeightSource, where=request.path)
         if bool(source.path) == bool(source.parts):
             fix = "give path, a Hugging Face folder, or parts to fetch"
             raise DataError("path and parts: one of them is needed", where=request.path, fix=fix)
@@ -99,7 +100,7 @@ class Weights:
         return json_response({**done, **msgspec.structs.asdict(taken)})
 
     async def _new_version(self, request: web.Request) -> web.Response:
-        body = read_body(await request.read(), _NewVersion, where=request.path)
+        body = read_body(await request_body(request), _NewVersion, where=request.path)
         version = _number(body.new_version, request.path)
         if body.abort_all_requests:
             await self._engine.abort("", every=True)

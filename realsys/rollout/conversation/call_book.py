@@ -49,6 +49,7 @@ class ChatCall(Generic[T]):
         prefix: of its id, as the API has it.
         listeners: connections that wait for the answer.
         work: of whoever answers it.
+        was_left: nobody waits for it any more, since before it was answered.
     """
 
     number: int
@@ -58,6 +59,7 @@ class ChatCall(Generic[T]):
     listeners: int = 0
     state: CallState = CallState.RUNNING
     work: T | None = None
+    was_left: bool = False
 
 
 @dataclass
@@ -84,11 +86,13 @@ class CallBook(Generic[T]):
             )
             self.calls.append(call)
         call.listeners += 1
+        call.was_left = False
         return call, is_new
 
     def left(self, call: ChatCall[T], *, read: bool) -> None:
         """Notes that a connection has ended. ``read``: the whole answer was written to it."""
         call.listeners -= 1
+        call.was_left = call.state is CallState.RUNNING and not call.listeners
         if read and call.state is CallState.ANSWERED:
             call.state = CallState.READ
 

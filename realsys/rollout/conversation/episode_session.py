@@ -203,6 +203,10 @@ class EpisodeSession:
         """Counts the requests; one that was sent again counts once."""
         return len(self._book.calls)
 
+    def num_left(self) -> int:
+        """Counts the requests whose client left before there was an answer."""
+        return sum(call.was_left for call in self._book.calls)
+
     def figures(self) -> dict[str, float]:
         """Returns numbers for the metrics."""
         drops = self.settings.unserved is Unserved.DROP

@@ -17,6 +17,7 @@ from realsys.api.errors import DataError
 from realsys.rollout.conversation.answer_forms import AnswerForm
 from realsys.rollout.conversation.bounded_schemas import schema_of_arguments, with_bounds
 from realsys.rollout.conversation.chat_messages import ChatRequest, ToolChoice
+from realsys.rollout.conversation.endless_schemas import is_endless
 from realsys.rollout.conversation.forms.call_syntax import JsonCallTexts
 
 # Spaces as json.dumps has them: with free ones, small models write nothing else. Pydantic's unions are
@@ -116,7 +117,7 @@ def reply_grammar(
     if request.has_form and not forced:
         ways += _text_ways(request, rules)
         if request.schema is not None:
-            schemas.append(_own_root(request.schema, 0))
+            schemas.append(_own_root(request.schema, 0, request.schema_field))
     if request.tools and request.tool_choice is not ToolChoice.NONE and (forced or form.syntax):
         is_free = not (forced or request.has_form)
         calls = _call_schemas(request, _call_texts(request, form, is_free=is_free).arguments)
@@ -210,7 +211,7 @@ def _call_schemas(request: ChatRequest, key: str) -> list[dict[str, Any]]:
     return [
         {
             "type": "object",
-            "properties": {"name": {"const": name}, key: _own_root(arguments, number)},
+            "properties": {"name": {"const": name}, key: _own_root(arguments, number, "tools")},
             "required": ["name", key],
             "additionalProperties": False,
         }
@@ -243,8 +244,18 @@ def _check_values(value: Any, special: Mapping[str, int], where: str) -> None:
             _check_values(inner, special, where)
 
 
-def _own_root(schema: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """Returns the schema with a name of its own, so that its references stay within it, and with bounds."""
+def _own_root(schema: Mapping[str, Any], number: int, where: str) -> dict[str, Any]:
+    """Returns the schema with a name of its own, so that its references stay within it, and with bounds.
+
+    Raises:
+        DataError: its references go round without an end. ``where`` names it in the body.
+    """
+    if is_endless(schema):
+        raise DataError(
+            "a schema whose references lead back to itself, so that no value of it has an end",
+            where=where,
+            fix="give it another way: null, or a property that is not required",
+        )
     return {"$id": f"urn:reply:{number}", **with_bounds(schema)}
 
 

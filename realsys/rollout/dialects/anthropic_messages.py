@@ -254,9 +254,7 @@ def _tool_choice(
             return body_fields.checked_choice(ToolChoice.REQUIRED, "", tools, "tool_choice")
         case "tool" if isinstance(name, str):
             return body_fields.checked_choice(ToolChoice.ONE, name, tools, "tool_choice.name")
-    raise refused(
-        "this choice is not served", where="tool_choice", fix="use type auto, any, tool or none"
-    )
+    raise body_fields.unserved_choice(choice, "use type auto, any, tool or none")
 
 
 def _schema(fields: AnthropicBody) -> Mapping[str, Any] | None:

@@ -22,6 +22,7 @@ Number = int | float
 # A text, or parts of one
 Content = str | list[dict[str, Any]]
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_LEFT_OUT_AS_NULL = ("description", "parameters", "strict")
 _TEXT_PARTS = ("text", "input_text", "output_text")
 # Type of a part that is no text → what it is
 PART_KINDS: Mapping[str, str] = {
@@ -256,7 +257,14 @@ def function_tool(function: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Returns a function tool in the form of Chat Completions, its name and types checked."""
     if not function.get("name") or not converted(function, FunctionSpec, where).name:
         raise refused("a tool without a name", where=f"{where}.name", fix="name it")
-    return {"type": "function", "function": dict(function)}
+    # Clients write null for what they leave out
+    given = {k: v for k, v in function.items() if v is not None or k not in _LEFT_OUT_AS_NULL}
+    return {"type": "function", "function": given}
+
+
+def unserved_choice(choice: object, fix: str) -> DataError:
+    """Returns the error of a ``tool_choice`` that is none of the API's, or of a tool that isn't served."""
+    return refused(f"the choice {choice!r:.100} is not served", where="tool_choice", fix=fix)
 
 
 def checked_choice(

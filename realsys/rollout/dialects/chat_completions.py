@@ -300,10 +300,8 @@ def _tool_choice(
     function = choice.get("function") if isinstance(choice, Mapping) else None
     if isinstance(function, Mapping) and isinstance(name := function.get("name"), str):
         return body_fields.checked_choice(ToolChoice.ONE, name, tools, "tool_choice.function.name")
-    raise refused(
-        "this choice is not served",
-        where="tool_choice",
-        fix='use "auto", "none", "required" or {"type": "function", "function": {"name": …}}',
+    raise body_fields.unserved_choice(
+        choice, 'use "auto", "none", "required" or {"type": "function", "function": {"name": …}}'
     )
 
 

@@ -32,14 +32,19 @@ _ANTHROPIC_TYPES = {
     504: "timeout_error",
     529: "overloaded_error",
 }
+MESSAGES = "messages"  # the field of the conversation in most APIs
 _FIELD_PATH = re.compile(r"[A-Za-z_]\w*+(?:\.\w++|\[[\w.]++\])*+")
 
 
-def message_of(error: RealsysError) -> str:
-    """Returns the field if there is one, what happened and what to do; no names of hosts or files."""
+def message_of(error: RealsysError, *, conversation: str = MESSAGES) -> str:
+    """Returns the field if there is one, what happened and what to do; no names of hosts or files.
+
+    Args:
+        conversation: as ``field_of``.
+    """
     if isinstance(error, ContextFull) and error.num_prompt:
         return _with_fix(_openai_full_context(error), error.fix)
-    field = field_of(error)
+    field = field_of(error, conversation=conversation)
     return _with_fix(f"{field}: {error.what}" if field else error.what, error.fix)
 
 
@@ -64,32 +69,41 @@ def _anthropic_full_context(error: ContextFull) -> str:
     return f"prompt is too long: {max(error.num_prompt, most + 1)} tokens > {most} maximum"
 
 
-def field_of(error: RealsysError) -> str | None:
-    """Returns the path of the request's field that is wrong, if the error is about one."""
-    if isinstance(error, DataError) and _FIELD_PATH.fullmatch(error.where):
-        return error.where
-    return None
+def field_of(error: RealsysError, *, conversation: str = MESSAGES) -> str | None:
+    """Returns the path of the request's field that is wrong, if the error is about one.
+
+    Args:
+        conversation: the API's field of the messages. Its parts are no messages where it has another name.
+    """
+    if not isinstance(error, DataError) or not _FIELD_PATH.fullmatch(error.where):
+        return None
+    of_conversation = error.where.replace("[", ".").partition(".")[0] == MESSAGES
+    return conversation if of_conversation and conversation != MESSAGES else error.where
 
 
-def openai_error(error: RealsysError, status: int) -> dict[str, Any]:
-    """Returns the body of a failed request to one of OpenAI's APIs."""
+def openai_error(
+    error: RealsysError, status: int, *, conversation: str = MESSAGES
+) -> dict[str, Any]:
+    """Returns the body of a failed request to one of OpenAI's APIs. ``conversation``: as ``field_of``."""
     kind = _OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {
         "error": {
-            "message": message_of(error),
+            "message": message_of(error, conversation=conversation),
             "type": kind,
-            "param": field_of(error),
-            "code": "context_length_exceeded"
-            if isinstance(error, ContextFull)
-            else openai_code(status),
+            "param": field_of(error, conversation=conversation),
+            "code": code_of(error, status),
         }
     }
 
 
-def openai_code(status: int) -> str | None:
-    """Returns the code of an error; Responses allows only some in a failed response."""
+def code_of(error: RealsysError, status: int) -> str | None:
+    """Returns the code of an error, as OpenAI's APIs have it."""
+    if isinstance(error, ContextFull):
+        return "context_length_exceeded"
     if status == 429:
         return "rate_limit_exceeded"
+    if status == 401:
+        return "invalid_api_key"
     return "server_error" if status >= 500 else None
 
 

@@ -11,7 +11,7 @@ from realsys.rollout.conversation.chat_messages import (
     ChatResult,
     FinishReason,
 )
-from realsys.rollout.dialects.error_bodies import field_of, message_of, openai_code
+from realsys.rollout.dialects.error_bodies import code_of, field_of, message_of
 from realsys.rollout.dialects.response_object import (
     call_item,
     finished_response,
@@ -22,6 +22,7 @@ from realsys.rollout.dialects.response_object import (
 )
 from realsys.rollout.dialects.server_sent_events import COMMENT, named_event, unsent
 
+CONVERSATION = "input"  # the field that holds it
 _PREFIXES = {"message": "msg", "reasoning": "rs"}
 _TEXT_EVENTS = {"message": "response.output_text", "reasoning": "response.reasoning_text"}
 
@@ -80,8 +81,10 @@ class ResponseStream:
 
     def failed(self, error: RealsysError, status: int) -> bytes:
         """Returns an error event and, if the response was opened, its failure: clients look for either."""
-        message, code = message_of(error), openai_code(status)
-        event = self._event("error", code=code, message=message, param=field_of(error))
+        message, code = message_of(error, conversation=CONVERSATION), code_of(error, status)
+        event = self._event(
+            "error", code=code, message=message, param=field_of(error, conversation=CONVERSATION)
+        )
         if not self._response:
             return event
         failure = {"code": code or "invalid_prompt", "message": message}

@@ -21,7 +21,7 @@ from realsys.rollout.dialects.allowed_tools import allowed_tools
 from realsys.rollout.dialects.body_fields import refused
 from realsys.rollout.dialects.held_replies import held_fields
 from realsys.rollout.dialects.response_object import finished_response, output_items
-from realsys.rollout.dialects.response_stream import ResponseStream
+from realsys.rollout.dialects.response_stream import CONVERSATION, ResponseStream
 from realsys.rollout.dialects.responses_input import add_items
 from realsys.rollout.dialects.turn_merger import TurnMerger
 from realsys.rollout.dialects.unserved_parts import LeftOut
@@ -161,10 +161,8 @@ def _tool_choice(
     named = choice if isinstance(choice, Mapping) and choice.get("type") == "function" else {}
     if isinstance(name := named.get("name"), str):
         return body_fields.checked_choice(ToolChoice.ONE, name, tools, "tool_choice.name")
-    raise refused(
-        "this choice is not served",
-        where="tool_choice",
-        fix='use "auto", "none", "required" or {"type": "function", "name": …}',
+    raise body_fields.unserved_choice(
+        choice, 'use "auto", "none", "required" or {"type": "function", "name": …}'
     )
 
 
@@ -187,4 +185,4 @@ def stream(request: ChatRequest) -> ResponseStream:
 
 def error(error: RealsysError, status: int) -> dict[str, Any]:
     """Returns the answer of a failed request."""
-    return error_bodies.openai_error(error, status)
+    return error_bodies.openai_error(error, status, conversation=CONVERSATION)

@@ -75,7 +75,11 @@ def _message(item: InputItem, where: str) -> ChatMessage:
             output = body_fields.joined_text(item.output, f"{where}.output")
             return ChatMessage(role="tool", content=output, tool_call_id=item.call_id)
         case "item_reference":
-            raise refused("this endpoint keeps no items", where=where, fix="send the item itself")
+            raise refused(
+                f"this endpoint keeps no items, which an {item.type} needs",
+                where=where,
+                fix="send the item itself",
+            )
     raise refused(
         f"an item of type {item.type!r} is not served",
         where=where,

@@ -18,19 +18,12 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from aiohttp import web
 
 from realsys.api.basics.reward import LARGEST
-from realsys.api.errors import (
-    DataError,
-    InternalError,
-    RealsysError,
-    TrialError,
-    did_you_mean,
-)
+from realsys.api.errors import DataError
 from realsys.rollout.conversation.chat_messages import ChatRequest, ChatResult, Unserved
 from realsys.rollout.conversation.chat_rendering import request_args
 from realsys.rollout.conversation.episode_session import EpisodeSession
@@ -49,14 +42,16 @@ from realsys.rollout.dialects.model_list import (
     openai_model,
     openai_model_list,
 )
-from realsys.rollout.dialects.server_sent_events import encoded
-from realsys.rollout.endpoint.session_registry import (
-    KeyInUse,
-    NoRoom,
-    SessionFinder,
-    SessionRegistry,
-    UnknownKey,
+from realsys.rollout.endpoint.error_replies import (
+    Handler,
+    SlowBody,
+    as_ours,
+    errors_as_replies,
+    json_body,
+    status_of,
 )
+from realsys.rollout.endpoint.session_registry import SessionFinder, SessionRegistry, UnknownKey
+from realsys.transport.http_bodies import request_body
 
 logger = logging.getLogger(__name__)
 
@@ -70,8 +65,6 @@ MOST_WAIT_S = 60.0  # for an episode; clients ask again
 BODY_S, BODY_BYTES_PER_S = 30.0, 1 << 20
 
 AZURE_BASES = ("/openai/v1", "/openai", "/openai/deployments/{deployment}")
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def endpoint_app(registry: SessionRegistry) -> web.Application:
@@ -87,7 +80,7 @@ def endpoint_app(registry: SessionRegistry) -> web.Application:
 
 def answering_app(finder: SessionFinder) -> web.Application:
     """Makes the application that answers in the sessions of ``finder``."""
-    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors])
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[errors_as_replies])
     handlers = _Handlers(finder)
     routes: list[web.RouteDef] = [web.get("/health", _health)]
     for base in ("", "/sessions/{key}"):
@@ -347,21 +340,17 @@ def key_of(request: web.Request) -> str:
     return request.match_info.get("key") or _sent_key(request)
 
 
-class SlowBody(DataError):
-    """A request's body took too long."""
-
-
 async def read_body(request: web.Request) -> bytes:
     """Reads a request's body. Call it before the request takes a place that others wait for.
 
     Raises:
-        SlowBody: it did not arrive in time.
+        SlowBody: it did not arrive in time. web.HTTPException: as ``request_body``.
     """
     size = MAX_BODY_BYTES if request.content_length is None else request.content_length
     limit_s = BODY_S + min(size, MAX_BODY_BYTES) / BODY_BYTES_PER_S
     try:
         async with asyncio.timeout(limit_s):
-            return await request.read()
+            return await request_body(request)
     except TimeoutError:
         raise SlowBody(
             f"the body was not there after {limit_s:.0f} s", where=request.path, fix="send it again"
@@ -371,78 +360,6 @@ async def read_body(request: web.Request) -> bytes:
 def _unauthorized(what: str, whom: str) -> UnknownKey:
     return UnknownKey(
         f"{whom} needs {what}", where="header Authorization", fix="send Authorization: Bearer KEY"
-    )
-
-
-def status_of(error: RealsysError) -> int:
-    """Returns the HTTP status of an error: whether, and after what, a client should try again."""
-    match error:
-        case UnknownKey():
-            return 401
-        case KeyInUse():
-            return 409
-        case NoRoom():
-            return 429
-        case SlowBody():
-            return 408
-        case DataError():
-            return 400
-        case TrialError():
-            return 410
-        case InternalError():
-            return 500
-        case _:  # a server, a weight update or a time limit: the next try may succeed
-            return 502
-
-
-@web.middleware
-async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except RealsysError as error:
-        return _refusal(request, error)
-    except web.HTTPNotFound:
-        paths = {r.get_info().get("path", "") for r in request.app.router.resources()} - {""}
-        what = f"no path {request.path}"
-        lost = DataError(what, where="URL", fix=did_you_mean(request.path, paths))
-        return _refusal(request, lost, status=404)
-    except web.HTTPException as error:
-        wrapped = DataError(
-            error.text or error.reason, where=request.path, fix="see docs/agents_endpoint.md"
-        )
-        return _refusal(request, wrapped, status=error.status)
-    except ConnectionError:
-        raise  # the client has left
-    except Exception as error:  # the outermost frame of a request
-        logger.exception("request failed path=%s", request.path)
-        return _refusal(request, as_ours(error))
-
-
-def _refusal(
-    request: web.Request, error: RealsysError, *, status: int | None = None
-) -> web.StreamResponse:
-    status = status_of(error) if status is None else status
-    is_anthropic = request.path.endswith(("/messages", "/count_tokens"))
-    dialect: Dialect = anthropic_messages if is_anthropic else chat_completions
-    headers = {"x-should-retry": "true" if status in (429, 502) else "false"}
-    if isinstance(error, NoRoom):
-        headers["Retry-After"] = f"{max(1, round(error.retry_s))}"
-    return json_body(dialect.error(error, status), status=status, headers=headers)
-
-
-def as_ours(error: BaseException) -> RealsysError:
-    """Returns an error as it is, or as one of ours that does not say what is inside."""
-    if isinstance(error, RealsysError):
-        return error
-    return InternalError(f"{type(error).__name__}: {error}", where="agents' endpoint")
-
-
-def json_body(
-    body: Any, *, status: int = 200, headers: Mapping[str, str] | None = None
-) -> web.Response:
-    """Returns a response of JSON values."""
-    return web.Response(
-        body=encoded(body), status=status, headers=headers, content_type="application/json"
     )
 
 

@@ -222,6 +222,10 @@ def _no_answer(task: EpisodeTask, seats: Sequence[EpisodeSeat], problem: str) ->
     if unread:
         what = f"{_many(unread, 'answer')} of the policy {_was(unread)} not read"
         fix = "see its log: it left before an answer had reached it, or its time was too short"
+    elif left := sum(seat.session.num_left() for seat in seats):
+        others = f", and {asked - left} failed" if asked > left else ""
+        what = f"it made {_many(asked, 'request')} and received nothing: it left {left}{others}"
+        fix = "see its log: it left before an answer had begun, or its time was too short"
     elif asked:
         what = f"it made {_many(asked, 'request')}, and none was answered"
         fix = "see its log for the errors that it got, or its time limit"

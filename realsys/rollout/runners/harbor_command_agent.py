@@ -66,6 +66,7 @@ class HarborCommandAgent(HarborCommandArguments, EndpointAgent):
             answering_app(self.registry),
             handler_cancellation=True,
             access_log=None,
+            auto_decompress=False,
             shutdown_timeout=_SHUTDOWN_S,
         )
         await self._server.setup()

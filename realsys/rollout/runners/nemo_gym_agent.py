@@ -30,6 +30,7 @@ from realsys.api.users_code.reward_numbers import is_number
 from realsys.rollout.runners.agent_arguments import NemoGymArguments
 from realsys.rollout.runners.endpoint_agent import LOOPBACK, EndpointAgent
 from realsys.rollout.runners.episode_outcome import AgentOutcome, EpisodeSeat, outcome_of
+from realsys.transport.http_bodies import request_body
 from realsys.transport.http_outages import AWAY, is_away, is_busy, is_misaddressed
 from realsys.transport.retry_pauses import RetryPauses
 
@@ -60,7 +61,7 @@ class NemoGymAgent(NemoGymArguments, EndpointAgent):
         self._client = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         app = web.Application(client_max_size=_MOST_BYTES)
         app.add_routes([web.post("/v1/{path:.+}", self._forwarded)])
-        self._runner = web.AppRunner(app, shutdown_timeout=1)
+        self._runner = web.AppRunner(app, shutdown_timeout=1, auto_decompress=False)
         await self._runner.setup()
         try:
             await web.TCPSite(self._runner, LOOPBACK, self.model_port).start()
@@ -134,7 +135,7 @@ class NemoGymAgent(NemoGymArguments, EndpointAgent):
 
     async def _forwarded(self, request: web.Request) -> web.Response:
         """Passes a request of Gym's model server on to the session that its metadata names."""
-        body = await request.read()
+        body = await request_body(request)
         headers = {"Content-Type": "application/json"}
         if not (key := session_key(body)):
             raise web.HTTPBadRequest(

@@ -79,21 +79,21 @@ class CaseAsk:
         stop: Sequence[str] = (),
         on_tokens: Callable[[Any], None] | None = None,
         grammar: str = "",
-        begun: int = 0,
+        answer_prefix: int = 0,
         **_: Any,
     ) -> Answer:
-        """Answers; ``begun`` of the last tokens are the answer's own."""
-        split = len(tokens) - begun
+        """Answers; ``answer_prefix`` of the last tokens are the answer's own."""
+        split = len(tokens) - answer_prefix
         context, own = tuple(tokens[:split]), tuple(tokens[split:])
         self.contexts.append(context)
         self.asked.set()
         room = self.context_length - len(context)
-        if room - begun <= 0:
+        if room - answer_prefix <= 0:
             return self._answer((), stopped=False)
         entry = self._entry(context, own, grammar)
         most = room if grammar else min(room, limit or room, self.max_new_tokens)
         end = self._stopped_at(entry.tokens[:most], stop)
-        position, holds_at = begun, self._holds_at(entry.tokens[:end])
+        position, holds_at = answer_prefix, self._holds_at(entry.tokens[:end])
         grown = list[int]()
         so_far = _so_far(grown)
         if position >= end and end < len(entry.tokens):
@@ -105,10 +105,10 @@ class CaseAsk:
             position = step if holds_at is None or position >= holds_at else min(step, holds_at)
             entry.num_sampled = max(entry.num_sampled, position)
             if on_tokens is not None:
-                grown.extend(entry.tokens[begun + len(grown) : position])
+                grown.extend(entry.tokens[answer_prefix + len(grown) : position])
                 on_tokens(so_far())
                 await asyncio.sleep(TOKEN_S if len(entry.tokens) <= SHORT else 0)
-        made = entry.tokens[begun:end]
+        made = entry.tokens[answer_prefix:end]
         return self._answer(made, stopped=bool(made) and made[-1] in self.family.end_ids)
 
     def _entry(self, context: tuple[int, ...], own: tuple[int, ...], grammar: str) -> SampledAnswer:

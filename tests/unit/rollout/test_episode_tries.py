@@ -387,6 +387,7 @@ def seat(*answers: object) -> Any:
         sequences=lambda *, reward: [sequence.trajectory(reward=reward, truncated=False)],
         figures=lambda: {"calls": 1.0, "unread_answers": 0.0},
         num_calls=lambda: len(answers),
+        num_left=lambda: 0,
         tree=AnswerTree(),
     )
     return SimpleNamespace(role="", session=session)

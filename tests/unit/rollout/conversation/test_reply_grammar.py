@@ -255,6 +255,18 @@ def test_a_policy_whose_template_knows_no_thoughts_is_not_led_into_them() -> Non
             "tool_choice": ToolChoice.REQUIRED,
         },
         {"tools": [{"function": {"name": "f<eos>"}}], "tool_choice": ToolChoice.REQUIRED},
+        {"schema": {"$ref": "#"}, "schema_field": "response_format"},
+        {
+            "tools": [
+                {
+                    "function": {
+                        "name": "f",
+                        "parameters": {"properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+                    }
+                }
+            ],
+            "tool_choice": ToolChoice.REQUIRED,
+        },
     ],
 )
 def test_what_would_not_come_back_as_it_stands_is_refused(fields: dict[str, Any]) -> None:

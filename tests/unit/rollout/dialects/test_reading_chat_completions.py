@@ -134,6 +134,9 @@ def test_what_clients_send_besides_is_ignored() -> None:
 
 def test_tools_and_their_choice() -> None:
     assert read(tools=[WEATHER]).tools == (WEATHER,)
+    nulls = {"description": None, "parameters": None, "strict": None}
+    bare = {"type": "function", "function": {"name": "weather"}}
+    assert read(tools=[{**bare, "function": {"name": "weather", **nulls}}]).tools == (bare,)
     assert read(tools=[WEATHER]).tool_choice is ToolChoice.AUTO
     assert read(tools=[WEATHER], tool_choice="required").tool_choice is ToolChoice.REQUIRED
     assert read(tools=[WEATHER], tool_choice="none").tool_choice is ToolChoice.NONE

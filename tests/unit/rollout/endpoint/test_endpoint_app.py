@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import logging
 import re
 import threading
+import zlib
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -41,6 +43,7 @@ from realsys.transport.http_listener import SILENCE_S, HttpListener
 ADMIN = "sk-admin-1"
 QUESTION = {"messages": [{"role": "user", "content": "1"}]}
 FULL = {"openai": "This model's maximum context length is ", "anthropic": "prompt is too long: "}
+FIELDS = {"/v1/responses": "input", "/v1/completions": "prompt"}  # of a conversation
 GONE = RemoteError("the server is gone", where="server", fix="ask again")
 
 
@@ -189,7 +192,8 @@ def test_a_key_is_taken_from_the_path_or_either_kind_of_header() -> None:
             ("/v1/chat/completions", {"key": ADMIN}),
             ("/openai/deployments/any/chat/completions", {"api_key": "sk-sess-other"}),
         ):
-            assert (await at.post(path, QUESTION, **sent))[0] == 401, (path, sent)
+            status, said, _ = await at.post(path, QUESTION, **sent)
+            assert (status, said["error"]["code"]) == (401, "invalid_api_key"), (path, sent)
         assert len(policy.contexts) == 7
 
     over_http(test)
@@ -242,6 +246,7 @@ def test_what_can_not_be_understood_is_refused_for_good(path: str, body: Any, st
         got, said, headers = await at.post(path, body, key)
         assert got == status, said
         assert headers["x-should-retry"] == "false"
+        assert headers.get("Allow", "") == ("GET,HEAD" if status == 405 else "")
         error = said["error"]
         assert error["message"]
         if path == "/v1/messages":
@@ -340,6 +345,28 @@ CHAT_FORM = '{"type": "function", "function": {"name": …'
             "a tool without a name",
             "name it",
         ),
+        (
+            "/v1/responses",
+            {"input": "x", "tool_choice": {"type": "web_search_preview"}},
+            "tool_choice",
+            "web_search_preview",
+            '{"type": "function", "name": …',
+        ),
+        (CHAT, {**QUESTION, "tool_choice": "some"}, "tool_choice", "some", "auto"),
+        (
+            "/v1/messages",
+            {"max_tokens": 1, **QUESTION, "tool_choice": {"type": "each"}},
+            "tool_choice",
+            "each",
+            "any",
+        ),
+        (
+            "/v1/responses",
+            {"input": [{"type": "item_reference", "id": "m"}]},
+            "input[0]",
+            "item_reference",
+            "send the item",
+        ),
         ("/rl/start_session", {"task": "1"}, "task", "no field 'task'", "did you mean 'task_id'?"),
         (
             "/rl/start_session",
@@ -404,6 +431,7 @@ def test_a_full_context_is_told_in_the_words_that_clients_look_for(
             assert numbers == ([prompt, length] if length else [prompt + 1, prompt])
         else:
             assert error["code"] == "context_length_exceeded"
+            assert error["param"] == FIELDS.get(path, "messages")
             assert error["message"].startswith(FULL["openai"])
             most, least = length or prompt, 16 if path == "/v1/completions" else 1
             answer = wanted or least
@@ -958,6 +986,24 @@ def test_a_body_that_does_not_come_takes_no_place_and_has_a_limit() -> None:
                 pass_time(BODY_S)
             assert answered.result() == 408
             assert taken == []
+
+    over_http(test)
+
+
+def test_a_packed_body_is_read_up_to_the_limit_of_others() -> None:
+    async def test(at: Endpoint) -> None:
+        key, _, policy = at.session(*[f"hi{END}"] * 2)
+        plain = json.dumps(QUESTION).encode()
+        for name, packed in (("gzip", gzip.compress(plain)), ("deflate", zlib.compress(plain))):
+            await at.ask(key, packed, Content_Encoding=name)
+        for name, sent, status in (
+            ("gzip", gzip.compress(bytes(MAX_BODY_BYTES + 1)), 413),
+            ("gzip", plain, 400),
+            ("snappy", plain, 415),
+        ):
+            got, said, _ = await at.post(CHAT, sent, key, Content_Encoding=name)
+            assert (got, name in said["error"]["message"]) == (status, True), said
+        assert len(policy.contexts) == 2
 
     over_http(test)
 

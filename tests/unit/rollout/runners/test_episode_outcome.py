@@ -107,19 +107,33 @@ LOST = RemoteError("the server is gone", where="server", fix="ask again")
 
 @pytest.mark.parametrize(
     ("script", "problem"),
-    [([], ""), ([LOST], ""), ([LOST] * 2, "it raised"), ([f"hi{END}"], ""), ([f"hi{END}"] * 2, "")],
-    ids=["no request", "not answered", "two not answered", "not read", "two not read"],
+    [
+        ([], ""),
+        ([LOST], ""),
+        ([LOST] * 2, "it raised"),
+        ([f"hi{END}"], ""),
+        ([f"hi{END}"] * 2, ""),
+        ([None], ""),
+        ([LOST, None], ""),
+    ],
+    ids=[
+        *("no request", "not answered", "two not answered", "not read", "two not read"),
+        *("left", "one of two left"),
+    ],
 )
 def test_an_episode_without_an_answer_is_told_by_what_happened(
     script: list[Any], problem: str
 ) -> None:
     async def play() -> None:
-        session, _ = scripted(*script)
-        for number in range(len(script)):
+        session, _ = scripted(*[f"hi{END}" if said is None else said for said in script])
+        for number, said in enumerate(script):
             asked = ChatRequest(messages=(ChatMessage(role="user", content=f"{number}"),))
             with suppress(RemoteError):
                 async with session.call(asked) as live:
+                    if said is None:  # it leaves before there is anything
+                        continue
                     await live.result()  # and it leaves before it is written
+        await session.close()
         address = EpisodeAddress(base_url="", session_url="", key="k")
         seat = EpisodeSeat(role="", session=session, address=address)
         task = EpisodeTask(
