@@ -67,7 +67,10 @@ def command_lines(policy: Path, out: Path) -> list[list[str]]:
         ["wait", trial],
         ["replay", trial, "--trial", "new", "--detach"],
         ["resume", trial, "--detach"],
-        *([verb, trial] for verb in ("status", "watch", "explain", "logs", "show", "audit")),
+        *(
+            [verb, trial]
+            for verb in ("status", "watch", "explain", "logs", "show", "audit", "samples")
+        ),
         ["exec", trial, "model_worker/0", "true"],
         ["tell", trial, "model_worker/0", "stacks"],
         ["scale", trial, "--workers", "2"],

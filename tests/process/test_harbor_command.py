@@ -123,7 +123,7 @@ def test_an_installed_agent_works_in_a_box_and_the_tests_pay(make: Any, folder: 
     figures = {k: v for k, v in episode.stats.items() if k != "command_seconds"}
     assert figures == {
         "reward/written": 1.0, "reward/right": 1.0, "reward/no_verdict": 0.0, "out_of_time": 0.0,
-        "failed": 1.0, "calls": 4.0, "branches": 1.0, "unread_answers": 0.0,
+        "failed": 1.0, "calls": 4.0, "branches": 1.0, "unread_answers": 0.0, "unread_calls": 0.0,
     }  # fmt: skip
     check_episode(episode, [], agent="harbor_command")
     (sequence,) = episode.sequences

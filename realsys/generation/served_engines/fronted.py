@@ -228,11 +228,15 @@ class FrontedEngine(abc.ABC):
             async with aclosing(answers) as parts:  # type: ignore[type-var]
                 async for part in parts:
                     answer = redrawn.extended(part)
+                    if redrawn.num_pieces > 1 and request.rid in self._ending:
+                        break  # aborted before the child knew of this piece
                     if answer.finish is not None or stream:
                         yield answer
                     if redrawn.is_cut:
                         break
-            if redrawn.is_cut and grows:
+            was_left = request.rid in self._ending and answer.finish is None
+            redrawn.goes_on |= was_left  # to the end above
+            if grows and (redrawn.is_cut or was_left):
                 await self._abort(piece.request.rid, every=False)
 
     async def _watch(self) -> None:

@@ -61,7 +61,10 @@ class RequestPlaces:
         found = tree.longest(keys, request.messages)
         answered = 0 if found is None else found[1]
         found = tree.shortened(keys, request.messages, answered) or found
-        parent, prompt = await beside_loop(lambda: self._prompt(request, found, args), size=size)
+        before = None if found is None else (found[0].prompt, found[0].answer.tokens)
+        parent, prompt = await beside_loop(
+            lambda: self._prompt(request, found, before, args), size=size
+        )
         opened = opens_thoughts(self.settings.form, prompt.tokens, self.settings.decode)
         prompt = replace(prompt, thinking=prompt.thinking or opened)
         grammar, cut = "", _cut_answer(request, parent)
@@ -102,11 +105,16 @@ class RequestPlaces:
         self,
         request: ChatRequest,
         found: tuple[AnswerNode, int] | None,
+        before: tuple[Sequence[int], Sequence[int]] | None,
         args: Mapping[str, Any],
     ) -> tuple[AnswerNode | None, RenderedChat]:
-        """Renders what is new behind the answer that was found, if the request continues it."""
+        """Renders what is new behind the answer that was found, if the request continues it.
+
+        Args:
+            before: the answer's prompt and tokens, read when it was found: it may be split meanwhile.
+        """
         renderer, continues = self.settings.renderer, request.continues
-        if found is not None:
+        if found is not None and before is not None:
             node, answered = found
             is_cut = answered == len(request.messages) and (
                 node.was_left or not node.answer.stopped
@@ -119,8 +127,8 @@ class RequestPlaces:
                     messages,
                     answered,
                     request.tools,
-                    prompt=node.prompt,
-                    sampled=node.answer.tokens,
+                    prompt=before[0],
+                    sampled=before[1],
                     args=args,
                     continues=continues,
                 )

@@ -285,6 +285,16 @@ async def _streamed(
                 ours = as_ours(error)
                 await response.write(encoder.failed(ours, status_of(ours)))
             await response.write_eof()
+        except ConnectionError:
+            raise  # the client has left
+        except Exception as error:
+            if not response.prepared:
+                raise
+            # A status can't tell it any more, and who waits for the stream's end must not wait for ever
+            logger.exception("stream failed path=%s", request.path)
+            ours = as_ours(error)
+            await response.write(encoder.failed(ours, status_of(ours)))
+            await response.write_eof()
         finally:
             result.cancel()
             await asyncio.gather(result, return_exceptions=True)

@@ -188,7 +188,7 @@ def test_a_stream_grows_and_ends_its_cut_requests(policy: str) -> None:
 @pytest.mark.parametrize("every", [False, True])
 def test_an_abort_between_two_pieces_ends_the_answer(policy: str, every: bool) -> None:
     async def main() -> tuple[EngineAnswer, UniformChild]:
-        engine = UniformChild(policy, ends=False)
+        engine = UniformChild(policy, ends=False)  # does not heed aborts
         request = GenerateRequest(
             rid="a", input_ids=(1,), sampling=Sampling(max_new_tokens=200, sampling_seed=2)
         )

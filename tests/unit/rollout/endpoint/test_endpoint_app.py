@@ -26,6 +26,7 @@ from realsys.api.errors import RemoteError, WaitTimeout
 from realsys.rollout.conversation.chat_messages import Unserved
 from realsys.rollout.conversation.episode_session import EpisodeSession
 from realsys.rollout.dialects import chat_completions
+from realsys.rollout.dialects.chat_stream import ChatStream
 from realsys.rollout.endpoint import session_registry
 from realsys.rollout.endpoint.endpoint_app import (
     BODY_S,
@@ -577,6 +578,30 @@ def test_a_stream_is_the_whole_answer(path: str, text: str) -> None:
         assert streamed == one.message.content == two.message.content
         assert json.dumps(streamed)[1:-1] in json.dumps(whole)
         assert (one.answer.tokens, one.delivered, two.delivered) == (two.answer.tokens, True, True)
+
+    over_http(test)
+
+
+def test_an_error_behind_a_streams_first_byte_ends_it_and_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its client waited for ever for the end of a reply of two beginnings."""
+
+    def fails(self: Any, result: Any) -> bytes:
+        raise RuntimeError("a mistake of ours")
+
+    async def test(at: Endpoint) -> None:
+        key, *_ = at.session(f"hello{END}")
+        monkeypatch.setattr(ChatStream, "closing", fails)
+        async with at.http.post(
+            f"{at.url}/v1/chat/completions",
+            json={**QUESTION, "stream": True},
+            headers={"x-api-key": key},
+        ) as got:
+            events = events_of(await got.text())
+        assert got.status == 200
+        assert "error" in events[-1]
+        assert any(record.exc_info for record in caplog.records)
 
     over_http(test)
 
