@@ -169,6 +169,7 @@ class FuzzedHistory:
         self._seen: dict[int, int] = {}  # and the server does not know
         self._missed: dict[int, tuple[tuple[ChatMessage, ...], str]] = {}
         self._middle: set[str] = set()  # ids of answers that were left in the middle
+        self._sent: set[str] = set()  # what it has sent as the policy's
         self._rewards: dict[int, float] = {}
         self._conversation: dict[int, Talk] = {}  # that ends with the answer
         self._told = 0
@@ -330,10 +331,10 @@ class FuzzedHistory:
     async def _left(self, talk: Talk, id: str, index: int, text: str) -> list[Talk]:
         """Notes what of a reply must be trained on; returns the conversation with it."""
         ids = (id, f"{id}-{index}")
-        nodes = [n for n in self.session.tree.nodes if n.id in ids and n.was_left]
-        found = [n for n in nodes if n.message.content == text]
-        if not found:
-            if not any(n.id in ids and n.message.content.startswith(text) for n in nodes):
+        nodes = [n for n in self.session.tree.nodes if n.id in ids]
+        found = [n for n in nodes if n.was_left and n.message.content == text]
+        if not found:  # another client has got all of it, or has gone on with it
+            if not any(n.message.content.startswith(text) for n in nodes):
                 self.problems.append(f"{text!r} was written, and is no answer")
             return []
         node, sent = found[-1], ChatMessage(role="assistant", content=text)
@@ -414,6 +415,7 @@ class FuzzedHistory:
             texts[index] = text
 
         self.counts["requests"] += 1
+        self._sent |= {m.content.strip() for m in request.messages if m.role == "assistant"}
         num_logged = len(self.policy.log)
         try:
             async with self.session.call(request, on_text=on_text) as live:
@@ -565,8 +567,9 @@ class FuzzedHistory:
         node, known = answers[number], self._read.keys() | self._seen.keys()
         twins = [n for k, n in answers.items() if k in known and n.parent is node.parent]
         said = node.message.content.strip()  # nothing: as an answer that it has edited may say
-        if not said or any(n.message.content.strip() == said for n in twins):
-            return bool(node.children)  # it went on with one that says the same
+        twin = any(n.message.content.strip() == said for n in twins)
+        if not said or twin or said in self._sent:
+            return bool(node.children)  # it went on with one that says the same, or so began
         if number not in self._missed:
             return False
         before, content = self._missed[number]
