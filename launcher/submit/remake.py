@@ -184,8 +184,8 @@ class _PlanMaker:
                 fits_memory=now,
             )
         # The rules of a trial that began without the question's text go on without it, a mixture that began
-        # each epoch with the same records goes on so, and a trainer that asked an agent's held-out questions
-        # itself goes on asking them.
+        # each epoch with the same records goes on so, and a trainer that asked an agent's held-out
+        # questions itself goes on asking them.
         plain = to_plain(made, seen={})
         keeps = _keep_held_out(plain, self._raw)
         lacking = [
@@ -234,17 +234,19 @@ class _PlanMaker:
 
 
 def _keep_held_out(plain: Any, old: Any) -> bool:
-    """Gives a plan's JSON the held-out questions of shards that have none in it and had some in the old plan;
-    returns whether there were any."""
+    """Gives a plan's JSON the held-out questions of shards that have none in it and had some in the old
+    plan; returns whether there were any."""
     if isinstance(plain, list) and isinstance(old, list):
-        return any([_keep_held_out(*both) for both in zip(plain, old, strict=False)])
+        kept = [_keep_held_out(*both) for both in zip(plain, old, strict=False)]
+        return any(kept)
     if not (isinstance(plain, dict) and isinstance(old, Mapping)):
         return False
     name = "eval_dataset"
-    keeps = any([_keep_held_out(plain[key], old[key]) for key in plain.keys() & old.keys()])
+    kept = [_keep_held_out(plain[key], old[key]) for key in plain.keys() & old.keys()]
     if name in plain and plain[name] is None and old.get(name) is not None:
-        plain[name], keeps = old[name], True
-    return keeps
+        plain[name] = old[name]
+        return True
+    return any(kept)
 
 
 def _has(plain: Any, name: str) -> bool:
