@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from launcher.plan.box_memory import box_warnings
 from realsys.api.cluster import ClusterSpec, PartitionSpec
 from realsys.api.errors import ConfigError, ConfigErrors
 from realsys.api.plan import LaunchPlan, PhasePlan
@@ -319,6 +320,7 @@ def memory_warnings(plan: LaunchPlan, memory: Mapping[str, list[WorkerGroup]]) -
                     f"scheduling.{server.kind.value}.mem to {host_mib(host)}, or leave it out"
                 )
     yield from _episode_warnings(plan)
+    yield from box_warnings(plan)
     for phase in plan.phases:
         for group in memory[phase.name]:
             if sum(group.host.values()) > group.host_limit:
