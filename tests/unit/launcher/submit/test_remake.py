@@ -414,7 +414,8 @@ def test_held_out_questions_of_an_older_trial_with_an_agent_are_asked_as_before(
     write_plan_text(files, before)
     plan = site.resume(files, "exp_ctrl.save_freq_steps=7")
     shards = held_out(json.loads(plan_text(plan)))
-    assert numbers and [n for n, s in enumerate(shards) if s["eval_dataset"]] == numbers
+    assert numbers
+    assert [n for n, s in enumerate(shards) if s["eval_dataset"]] == numbers
     assert all(shards[n]["eval_dataset"] == json.loads(old) for n in numbers)
 
 

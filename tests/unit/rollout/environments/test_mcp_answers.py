@@ -106,7 +106,7 @@ def test_a_key_that_a_server_repeats_in_an_error_is_shown_to_nobody(
         if message.get("method") != method:
             return well(message)
         sent = request.headers["X-Key"]
-        error = {"code": -32001, "message": f"used up: {sent}, {key}"}
+        error = {"code": -32001, "message": f"quota: {sent}, {key}"}
         return httpx2.Response(status, json={"jsonrpc": "2.0", "id": message["id"], "error": error})
 
     told: list[str] = []
@@ -121,7 +121,7 @@ def test_a_key_that_a_server_repeats_in_an_error_is_shown_to_nobody(
             told.append(str(error))
 
     asyncio.run(body())
-    assert "used up" in told[0]
+    assert "quota" in told[0]
     assert not [text for text in told if key in text or key.replace('"', '\\"') in text]
 
 
