@@ -64,7 +64,9 @@ def held_out_warnings(task: Task, *, auto_eval: bool) -> Iterator[str]:
             f"the clients of agent {FROM_OUTSIDE!r} start their episodes themselves"
         )
     elif not auto_eval:
-        player = f"agent {task.agent!r} in environment {task.env!r}"
+        player = f"agent {task.agent!r}"
+        if task.agent not in task.own_agents:  # those play without one
+            player += f" in environment {task.env!r}"
         yield (
             f"the {task.num_held_out:,} held-out questions are not asked during training: {player} plays "
             "them, and the trainer can't have it do so. auto_eval=true exp_ctrl.save_freq_steps=20 has "

@@ -113,7 +113,9 @@ class HarborTask(Task):
         return [self._record(task) for task in (found.test if split == "test" else found.train)]
 
     def _record(self, task: TaskDirectory) -> dict[str, Any]:
-        asked = self.instruction.replace("{workdir}", task.workdir)
+        # An agent that works in the box says itself how it is to be answered.
+        works_there = self.agent in self.own_agents
+        asked = "" if works_there else self.instruction.replace("{workdir}", task.workdir)
         record = {
             "prompt": f"{task.instruction}\n\n{asked}".strip(),
             "task": task.name,

@@ -20,7 +20,7 @@ from realsys.api.options import ModelOptions
 from realsys.api.plan import LaunchPlan
 from realsys.config.option_tree import with_value
 from realsys.planner.memory.memory_messages import ADVICE, advice, largest, size
-from realsys.planner.memory.memory_of_workers import longest_episode, model_shapes, step_sizes
+from realsys.planner.memory.memory_of_workers import episode_length, model_shapes, step_sizes
 
 Overcommitted = Callable[[Any], float]
 _TENSOR = (2, 4, 8)  # tensor-parallel degrees of a frozen role, within a node
@@ -234,7 +234,9 @@ def memory_fix(
 def _shorter_episodes(config: ExperimentConfig) -> str:
     """Returns how to declare that an agent's episodes are shorter than they are counted; empty: they have
     one answer."""
-    episode = longest_episode(config, model_shapes(config))
-    if episode is None or not episode[1]:
+    episode = episode_length(config, model_shapes(config))
+    if episode is None or not episode.setting or not episode.is_bounded:
         return ""
-    return f"; episodes are counted with {episode[0]:,} tokens, {episode[1]}=N allows fewer"
+    return (
+        f"; episodes are counted with {episode.tokens:,} tokens, {episode.setting}=N allows fewer"
+    )

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from launcher.plan.box_memory import box_warnings
 from realsys.api.cluster import ClusterSpec, PartitionSpec
 from realsys.api.errors import ConfigError, ConfigErrors
 from realsys.api.plan import LaunchPlan, PhasePlan
@@ -18,6 +19,7 @@ from realsys.api.scheduling import Scheduling, WorkerType
 from realsys.planner.allocation import workers_text
 from realsys.planner.gpu_models import device_of
 from realsys.planner.memory.copy_memory import Terms
+from realsys.planner.memory.episode_length import EpisodeLength
 from realsys.planner.memory.host_memory import (
     host_memory_of_experiment,
     host_mib,
@@ -26,8 +28,8 @@ from realsys.planner.memory.host_memory import (
 from realsys.planner.memory.memory_messages import GiB, MiB, advice, largest, size
 from realsys.planner.memory.memory_of_workers import (
     WorkerMemory,
+    episode_length,
     held_models,
-    longest_episode,
     memory_of_experiment,
     memory_unknown,
     model_shapes,
@@ -260,18 +262,44 @@ def _episode_warnings(plan: LaunchPlan) -> Iterator[str]:
     """Warns of roles on GPUs that compute a whole batch of an agent's episodes at once."""
     for phase, made in _with_prepared_shapes(plan):
         shapes = model_shapes(phase.config, made)
-        episode = longest_episode(phase.config, shapes)
+        episode = episode_length(phase.config, shapes)
         if episode is None or not scheduling_of(phase).gpu:
             continue
+        if not episode.is_bounded:
+            yield from _context_warnings(plan, phase, made, episode)
         held = held_models(phase.config, shapes)
         if unbounded := [role for role, model in held.items() if model.max_tokens_per_mb is None]:
             agent = phase.config.rollout_worker[0].agent
-            settings = " ".join(f"{role}.max_tokens_per_mb={episode[0]}" for role in unbounded)
+            settings = " ".join(f"{role}.max_tokens_per_mb={episode.tokens}" for role in unbounded)
             yield (
-                f"phase {phase.name}: an episode of agent {agent!r} may have {episode[0]:,} tokens, and "
-                f"{', '.join(unbounded)} would compute all episodes of a step at once; {settings} computes "
-                "one at a time, or several short ones"
+                f"phase {phase.name}: an episode of agent {agent!r} may have {episode.tokens:,} tokens, "
+                f"and {', '.join(unbounded)} would compute all episodes of a step at once; {settings} "
+                "computes one at a time, or several short ones"
             )
+
+
+def _context_warnings(
+    plan: LaunchPlan, phase: PhasePlan, made: Any, episode: EpisodeLength
+) -> Iterator[str]:
+    """Warns if episodes that fill the model's context would not fit; no setting says how long they get."""
+    scheduling = scheduling_of(phase)
+    limit = gpu_bytes(plan.cluster, scheduling)
+    memory = memory_of_experiment(phase.config, made, whole_context=True)
+    needs = [
+        WorkerGroup(workers=(worker,), memory=one, limit=limit) for worker, one in memory.items()
+    ]
+    fullest = max(needs, key=lambda group: group.memory.bytes, default=None)
+    if fullest is None or (usable := usable_by_worker(fullest, needs)) is None:
+        return
+    if fullest.memory.bytes > usable:
+        agent = phase.config.rollout_worker[0].agent
+        declare = f"{episode.setting}=N" if episode.setting else "a limit of the servers"
+        yield (
+            f"phase {phase.name}: no setting says how long an episode of agent {agent!r} gets; one of "
+            f"{episode.tokens:,} tokens, all that the model has positions for, would need "
+            f"{size(fullest.memory.bytes)} of GPU memory ({size(max(0.0, usable))} are usable); "
+            f"{declare} declares that they are shorter"
+        )
 
 
 def memory_warnings(plan: LaunchPlan, memory: Mapping[str, list[WorkerGroup]]) -> Iterator[str]:
@@ -292,6 +320,7 @@ def memory_warnings(plan: LaunchPlan, memory: Mapping[str, list[WorkerGroup]]) -
                     f"scheduling.{server.kind.value}.mem to {host_mib(host)}, or leave it out"
                 )
     yield from _episode_warnings(plan)
+    yield from box_warnings(plan)
     for phase in plan.phases:
         for group in memory[phase.name]:
             if sum(group.host.values()) > group.host_limit:

@@ -183,9 +183,11 @@ class _PlanMaker:
                 products={p.name: Path(p.publish).name for p in plan.phases if p.publish},
                 fits_memory=now,
             )
-        # The rules of a trial that began without the question's text go on without it, and a mixture that
-        # began each epoch with the same records goes on so.
+        # The rules of a trial that began without the question's text go on without it, a mixture that began
+        # each epoch with the same records goes on so, and a trainer that asked an agent's held-out
+        # questions itself goes on asking them.
         plain = to_plain(made, seen={})
+        keeps = _keep_held_out(plain, self._raw)
         lacking = [
             name
             for name in (WITH_QUESTION, GOES_ON)
@@ -193,7 +195,7 @@ class _PlanMaker:
         ]
         for name in lacking:
             plain = _without(plain, name, {})
-        return from_plain(LaunchPlan, plain, seen={}) if lacking else made
+        return from_plain(LaunchPlan, plain, seen={}) if lacking or keeps else made
 
     def former(self) -> LaunchPlan:
         """Makes the present plan with this code.
@@ -229,6 +231,22 @@ class _PlanMaker:
             fix="resume it without settings; or with the code that launched it, "
             f"{made_by} ({get_it}), from the folder of the launch",
         )
+
+
+def _keep_held_out(plain: Any, old: Any) -> bool:
+    """Gives a plan's JSON the held-out questions of shards that have none in it and had some in the old
+    plan; returns whether there were any."""
+    if isinstance(plain, list) and isinstance(old, list):
+        kept = [_keep_held_out(*both) for both in zip(plain, old, strict=False)]
+        return any(kept)
+    if not (isinstance(plain, dict) and isinstance(old, Mapping)):
+        return False
+    name = "eval_dataset"
+    kept = [_keep_held_out(plain[key], old[key]) for key in plain.keys() & old.keys()]
+    if name in plain and plain[name] is None and old.get(name) is not None:
+        plain[name] = old[name]
+        return True
+    return any(kept)
 
 
 def _has(plain: Any, name: str) -> bool:

@@ -44,10 +44,13 @@ class RolloutSample:
         """Episodes with their texts; empty: this question's were not kept."""
         texts = self.row.get("texts") or {}
         if "answers" in texts:  # of a trial of before
-            rewards = self.row.get("rewards") or []
+            rewards, answers = self.row.get("rewards") or [], texts["answers"]
+            spoken = [{"pieces": [{"by": "policy", "text": text}]} for text in answers]
+            if len(rewards) != len(spoken):  # a text of each sequence: which episode's is not known
+                return [{"reward": None, "sequences": spoken}] if spoken else []
             return [
-                {"reward": reward, "sequences": [{"pieces": [{"by": "policy", "text": text}]}]}
-                for reward, text in zip(rewards, texts["answers"], strict=False)
+                {"reward": reward, "sequences": [one]}
+                for reward, one in zip(rewards, spoken, strict=True)
             ]
         return texts.get("episodes") or ()
 
@@ -55,6 +58,18 @@ class RolloutSample:
     def prompt(self) -> str:
         """What all sequences begin with; empty: they have nothing in common."""
         return str((self.row.get("texts") or {}).get("prompt") or "")
+
+    @property
+    def begins(self) -> str:
+        """What the first sequence begins with: the prompt, or the first text of others."""
+        pieces = (
+            piece
+            for episode in self.episodes
+            for sequence in episode.get("sequences") or ()
+            for piece in sequence.get("pieces") or ()
+        )
+        first = (str(piece.get("text")) for piece in pieces if piece.get("by") != "policy")
+        return self.prompt or next(first, "")
 
 
 def rollout_samples(files: TrialFiles) -> Iterator[RolloutSample]:
@@ -78,7 +93,7 @@ def find_samples(files: TrialFiles, name: str) -> tuple[list[RolloutSample], int
     Args:
         name: id of a question (``0-46``, all its grants; ``0-46.1``, one) or of an episode (``0-46-3``).
     Raises:
-        TrialError: no rollout worker has written about it.
+        TrialError: no rollout worker has written about it, or the question has fewer episodes.
     """
     found = _EPISODE.fullmatch(name)
     question, index = (found["question"], int(found["index"])) if found else (name, None)
@@ -88,6 +103,13 @@ def find_samples(files: TrialFiles, name: str) -> tuple[list[RolloutSample], int
             f"no rollout worker has written about {name!r}",
             where=str(files.root),
             fix="`realsys samples TRIAL` lists the ids whose texts were kept; synchronous runs have none",
+        )
+    played = [len(s.row.get("rewards") or s.episodes) for s in samples]
+    if index is not None and index >= max(played) > 0:
+        raise TrialError(
+            f"question {question} has {max(played)} episodes, and {name!r} is none of them",
+            where=str(files.root),
+            fix=f"ask for one of {question}-0 to {question}-{max(played) - 1}, or for {question}",
         )
     return samples, index
 
@@ -109,14 +131,19 @@ def sample_lines(sample: RolloutSample, *, index: int | None = None) -> Iterator
         yield "  prompt"
         yield from _indented(sample.prompt, 4)
     for number, episode in enumerate(sample.episodes):
-        if index in (None, number):
+        if index in (None, number) or episode.get("reward", 0) is None:
             yield from _episode_lines(f"{sample.id}-{number}", episode, sample.logs.get(number, ""))
 
 
 def _episode_lines(name: str, episode: Mapping[str, Any], log: str) -> Iterator[str]:
     yield ""
-    facts = {"reward": episode.get("reward", 0), **(episode.get("numbers") or {})}
-    yield f"episode {name}: {' · '.join(f'{k} {v:g}' for k, v in facts.items())}"
+    reward = episode.get("reward", 0)
+    if reward is None:
+        yield f"question {name.rpartition('-')[0]}: its sequences, by no episode and without rewards"
+    else:
+        yield f"episode {name}: reward {reward:g}"
+    if numbers := episode.get("numbers"):
+        yield f"  {' · '.join(f'{k} {v:g}' for k, v in numbers.items())}"
     if episode.get("problem"):
         yield f"  the agent failed: {episode['problem']}"
     if log:
@@ -127,7 +154,9 @@ def _episode_lines(name: str, episode: Mapping[str, Any], log: str) -> Iterator[
     for number, sequence in enumerate(sequences):
         if len(sequences) > 1:
             role = f"{sequence['role']}, " if sequence.get("role") else ""
-            yield f"  sequence {number}: {role}reward {sequence.get('reward', 0):g}"
+            known = reward is not None
+            own = f"reward {sequence.get('reward', 0):g}" if known else "its reward is not known"
+            yield f"  sequence {number}: {role}{own}"
         for piece in sequence.get("pieces") or ():
             yield f"  {piece.get('by')}"
             yield from _indented(str(piece.get("text")), 4)

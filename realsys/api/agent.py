@@ -265,7 +265,8 @@ class Episode:
     """What became of an episode: sequences to train on, and its reward.
 
     Attributes:
-        reward: for metrics and filters: the mean of its sequences', unless an agent says otherwise.
+        reward: for metrics and filters: the mean of its sequences', of several roles the mean of the roles'
+            means, unless an agent says otherwise.
         sequences: one, or several where the conversation has branches. Each has a reward of its own,
             which is the episode's unless single answers were rewarded.
         stats: numbers for the metrics, ``rollout/agent/<name>``.

@@ -40,6 +40,8 @@ _USER_OF_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,20}://[^/\s:@?#]*:([^/\s@?#
 _OPTION = re.compile(r"--(?:api[-_]?key|[a-z-]{0,20}token|password|passwd|secret)[= ]+(\S+)")
 _ASSIGNED = re.compile(r"(?:^|[\s;&])([A-Z][A-Z0-9_]+)=([^\s;&]+)")
 _PATH = re.compile(r"(?:~|\.{1,2})?/[\w.@+-]*(?:/[\w.@+-]*)+")
+# Who reads it takes the value from there; a scheme of a header may stand before it.
+_NAMED = re.compile(r"(?:[A-Za-z-]{1,20} )?(?:env:[A-Za-z_]\w*|file:[\w.~/@+ -]+)", re.ASCII)
 _NUMBER = re.compile(r"(?:0x[0-9a-fA-F]+|[0-9]{1,9}|true|false|yes|no|on|off|none)", re.I)
 _WANDB_KEY = re.compile(r"[0-9a-f]{40}")
 
@@ -116,4 +118,4 @@ def _is_reference(value: str) -> bool:
     nothing.
     """
     held = value.strip("\"'")
-    return held.startswith(("$", "`", "{", "env:", "file:")) or not held
+    return held.startswith(("$", "`", "{")) or not held or bool(_NAMED.fullmatch(held))

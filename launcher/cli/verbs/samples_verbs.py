@@ -55,7 +55,7 @@ def _list(found: list[RolloutSample]) -> None:
     for sample in found[-MOST_LISTED:]:
         rewards = [float(r) for r in sample.row.get("rewards") or ()]
         mean = f"{sum(rewards) / len(rewards):.3g}" if rewards else ""
-        prompt = " ".join(sample.prompt.split())
+        prompt = " ".join(sample.begins.split())
         rows.append(
             (
                 sample.id,

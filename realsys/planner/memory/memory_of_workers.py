@@ -30,6 +30,7 @@ from realsys.planner.memory.copy_memory import (
     call_terms,
     permanent_terms,
 )
+from realsys.planner.memory.episode_length import EpisodeLength, longest_episode
 from realsys.planner.placed import (
     allocation_of,
     interface_arguments,
@@ -40,13 +41,6 @@ from realsys.planner.placed import (
 if TYPE_CHECKING:
     from realsys.planner.time.costs import Allocation
 
-ONE_ANSWER = "math_single_step"  # the agent whose episodes are a question and an answer
-# Argument of generation servers that says how long a conversation may be, by their kind.
-LENGTH_ARGUMENTS = {
-    "embedded": "max_tokens",
-    "sglang": "context_length",
-    "vllm": "max_model_len",
-}
 DEFAULT_TOKENS = 256  # assumed for a prompt or answer without a configured limit
 
 
@@ -165,15 +159,20 @@ def copies_of(
 
 
 def memory_of_experiment(
-    config: ExperimentConfig, made_before: ModelShape | None = None
+    config: ExperimentConfig,
+    made_before: ModelShape | None = None,
+    *,
+    whole_context: bool = False,
 ) -> dict[int, WorkerMemory]:
     """Computes bytes by model worker, as far as the sizes of the models are known.
 
     Args:
         made_before: sizes of the model that an earlier phase makes; its directory may not exist yet.
+        whole_context: an agent's episodes, whose length no setting bounds, fill the model's context.
     """
     shapes = model_shapes(config, made_before)
-    models, sizes = held_models(config, shapes), step_sizes(config, shapes)
+    models = held_models(config, shapes)
+    sizes = step_sizes(config, shapes, whole_context=whole_context)
     found = memory_of_workers(config.model_rpcs, allocation_of(config), models, sizes)
     return {
         worker: replace(
@@ -293,34 +292,28 @@ def _held(
     )
 
 
-def longest_episode(
+def episode_length(
     config: ExperimentConfig, shapes: Mapping[str, ModelShape]
-) -> tuple[int, str] | None:
-    """Returns the tokens that an episode of several turns may have, and the setting that says less; None:
-    episodes have one answer, or the policy's positions are not known.
-
-    Args:
-        shapes: by role.
-    """
-    if not config.rollout_worker or config.rollout_worker[0].agent == ONE_ANSWER:
-        return None
-    policy = shapes.get("actor")
-    positions = [policy.max_positions] if policy is not None else []
-    name = ""
-    for server in config.generation_server[:1]:
-        name = LENGTH_ARGUMENTS.get(server.backend_type, "")
-        positions.append(int(server.backend_args.get(name) or 0))
-    known = [n for n in positions if n > 0]
-    return (min(known), f"schedule.server_args.{name}" if name else "") if known else None
+) -> EpisodeLength | None:
+    """Returns how long an agent's episode of several turns may be, see ``longest_episode``."""
+    one = step_sizes(config)
+    return longest_episode(
+        config, shapes, prompt_tokens=one.prompt_tokens, answer_tokens=one.answer_tokens
+    )
 
 
 def step_sizes(
-    config: ExperimentConfig, shapes: Mapping[str, ModelShape] | None = None
+    config: ExperimentConfig,
+    shapes: Mapping[str, ModelShape] | None = None,
+    *,
+    whole_context: bool = False,
 ) -> StepSizes:
     """Computes the largest step that the configuration allows.
 
     Args:
-        shapes: by role; with them an answer may be as long as the episode of an agent of several turns.
+        shapes: by role; with them an answer may be as long as the episode of an agent of several turns, if
+            settings bound it.
+        whole_context: also if the model's positions alone bound it.
     """
     args = interface_arguments(config)
     data: dict[str, Any] = {}
@@ -332,8 +325,9 @@ def step_sizes(
     gen = args.get("gen") or {}
     answer = int(gen.get("max_new_tokens") or data.get("max_answer_len") or DEFAULT_TOKENS)
     prompt = longest_prompt(data)
-    if shapes and (episode := longest_episode(config, shapes)):
-        answer = max(answer, episode[0] - prompt)
+    episode = episode_length(config, shapes) if shapes else None
+    if episode is not None and (episode.is_bounded or whole_context):
+        answer = max(answer, episode.tokens - prompt)
     return StepSizes(
         sequences=config.model_rpcs[0].n_seqs * int(args.get("group_size", 1)),
         prompt_tokens=prompt,

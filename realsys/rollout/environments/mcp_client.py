@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import httpx2
@@ -31,7 +32,9 @@ from realsys.rollout.environments.mcp_http import (
     http_transport,
     is_old,
     raised_fault,
+    secrets_of,
     too_large,
+    without_secrets,
 )
 from realsys.rollout.environments.mcp_process import ServerProcess
 from realsys.rollout.environments.mcp_results import (
@@ -81,6 +84,7 @@ class MCPClient:
         self.protocol = ""
         self._server, self._argv, self._env = server, list(argv), dict(env or {})
         self._headers, self._longest_s = dict(headers or {}), longest_s
+        self._secrets = secrets_of(self._headers)
         self._session: Any = None  # the SDK's client, while it is there
         self._process: ServerProcess | None = None
         self._task: asyncio.Task[None] | None = None
@@ -209,7 +213,8 @@ class MCPClient:
     def _ended(self, task: asyncio.Task[None]) -> None:
         """Notes why the session ended, if it was not to end."""
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.info("session of MCP server ended server=%s why=%r", self.name, error)
+            why = self._masked(repr(error))
+            logger.info("session of MCP server ended server=%s why=%s", self.name, why)
 
     def _transport(self) -> Any:
         if not self._argv:
@@ -245,14 +250,21 @@ class MCPClient:
         except MCPError as error:
             return self._failed(error)
         except ValidationError as error:
-            return failed(f"the tool's result can't be read: {error.errors()[0]['msg']}")
+            return failed(
+                self._masked(f"the tool's result can't be read: {error.errors()[0]['msg']}")
+            )
         except RuntimeError as error:  # not as the tool's own schema has it, or it asks for input
-            return failed(str(error))
-        return result_of(result.model_dump(by_alias=True, mode="json", exclude_none=True))
+            return failed(self._masked(str(error)))
+        made = result_of(result.model_dump(by_alias=True, mode="json", exclude_none=True))
+        return replace(made, text=self._masked(made.text)) if made.failed else made
+
+    def _masked(self, text: str) -> str:
+        """Returns a server's text without the keys that it may repeat."""
+        return without_secrets(text, self._secrets)
 
     def _failed(self, error: MCPError) -> ToolResult:
         """Returns or raises what a call's error in the protocol means."""
-        why = str(error.message)
+        why = self._masked(str(error.message))
         match fault_of(error.data):
             case WireFault.UNREACHED | WireFault.BUSY:
                 raise ServerBusy(why) from error
@@ -292,11 +304,12 @@ class MCPClient:
         if self._has_ended:
             return self._gone()
         if isinstance(error, MCPError):
-            return self._refusal_of(fault_of(error.data), str(error.message)[:500])
+            return self._refusal_of(fault_of(error.data), self._masked(str(error.message))[:500])
         if isinstance(error, httpx2.HTTPError):
-            return self._refusal_of(*raised_fault(error))
+            fault, why = raised_fault(error)
+            return self._refusal_of(fault, self._masked(why))
         return RolloutError(
-            f"no session with the MCP server: {type(error).__name__}: {error}"[:500],
+            self._masked(f"no session with the MCP server: {type(error).__name__}: {error}")[:500],
             where=f"MCP server {self.name}",
             fix="see whether it serves tools by the Model Context Protocol",
         )

@@ -70,7 +70,7 @@ async def http_transport(url: str, *, headers: Mapping[str, str], longest_s: flo
         headers: of all requests, with their values.
         longest_s: that anything waits for an answer; then the connection is given up.
     """
-    secrets = [value.rpartition(" ")[2] for value in headers.values()]
+    secrets = secrets_of(headers)
     timeout = httpx2.Timeout(longest_s + _MARGIN_S, connect=_CONNECT_S, pool=None)
     if is_old(url):
 
@@ -91,6 +91,21 @@ async def http_transport(url: str, *, headers: Mapping[str, str], longest_s: flo
         streamable_http_client(url, http_client=client, max_sse_event_size=MOST_BYTES) as streams,
     ):
         yield streams
+
+
+def secrets_of(headers: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns the texts of headers' values that nobody is to be shown: whole, and behind the scheme; the
+    longest first."""
+    values = {part for value in headers.values() for part in (value, value.partition(" ")[2])}
+    return tuple(sorted(filter(str.strip, values), key=len, reverse=True))
+
+
+def without_secrets(text: str, secrets: Iterable[str]) -> str:
+    """Returns a text with stars in place of the secrets that a server repeats, as they are or in JSON."""
+    for secret in secrets:
+        for written in {secret, json.dumps(secret)[1:-1]}:
+            text = text.replace(written, "***")
+    return text
 
 
 class FaultsAsAnswers(httpx2.AsyncBaseTransport):  # type: ignore[misc]
@@ -153,8 +168,7 @@ class FaultsAsAnswers(httpx2.AsyncBaseTransport):  # type: ignore[misc]
         if body is None:
             return _telling(id_, WireFault.TOO_LARGE, too_large())
         text = body[:_MOST_SHOWN_BYTES].decode(errors="replace").strip()
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
+        text = without_secrets(text, self._secrets)
         why = f"HTTP {status} {text[:_SHOWN]}".strip()
         if status in _NOTHING:  # is no answer, nor the policy's fault; but the server is there
             return _telling(id_, WireFault.REFUSED, f"HTTP {status}: it answers nothing")

@@ -140,7 +140,7 @@ async def finished_episode(
     """Scores an episode and turns its conversations into sequences.
 
     The environment is asked for a score only where a sequence has no other reward. The episode's reward is
-    the mean of its sequences'.
+    the mean of its sequences', of several roles the mean of the roles' means.
 
     Raises:
         RolloutError: the policy was not asked, so there is nothing to train on; or a reward is of no role.
@@ -182,7 +182,7 @@ async def finished_episode(
     sequences = [replace(s, reward=rewards[s.role]) if math.isnan(s.reward) else s for s in made]
     return Episode(
         sequences=tuple(sequences),
-        reward=mean_of([s.reward for s in sequences]),
+        reward=mean_of([mean_of(found) for found in rewards_of_roles(sequences).values()]),
         stats={**stats, **_figures(seats, sequences)},
         shares_reward=all(s.reward == rewards.get(s.role) for s in sequences),
         problem=outcome.problem,

@@ -129,6 +129,28 @@ def test_settings_that_are_keys_are_found_and_names_of_variables_are_not() -> No
     ]
 
 
+@pytest.mark.parametrize(
+    ("value", "is_secret"),
+    [
+        ("env:MY_KEY", False),
+        ("Bearer env:MY_KEY", False),
+        ("file:~/.keys/search", False),
+        ("Token file:/shared/my key", False),
+        ("$MY_KEY", False),
+        ("env:hunter2-hunter2", True),
+        ("env:", True),
+        ("Bearer hunter2 env:MY_KEY", True),
+        ("env:MY_KEY hunter2", True),
+        ("file:///db?password=hunter2", True),
+        ("file:", True),
+        ("Bearer hunter2", True),
+    ],
+)
+def test_a_value_is_named_by_a_variable_or_a_file_and_nothing_else(value, is_secret) -> None:
+    assert bool(list(secret_places({"args": {"api_key": value}}))) == is_secret
+    assert bool(list(secret_places({"env": {"SEARCH_API_KEY": value}}))) == is_secret
+
+
 def test_no_experiment_and_no_example_of_a_site_holds_one() -> None:
     for name, _ in experiments():
         assert list(secret_places(to_plain(default_experiment(name)))) == [], name

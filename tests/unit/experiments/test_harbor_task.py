@@ -10,6 +10,7 @@ import golden
 import pytest
 from harbor_tasks import FILES, write_task
 
+from experiments.tasks.benchmarks import held_out_warnings
 from experiments.tasks.harbor import HarborTask
 from realsys.api import registry
 from realsys.api.errors import DataError
@@ -52,6 +53,19 @@ def test_a_prompt_is_the_instruction_and_a_demand_for_a_script(tasks: Path) -> N
     assert record["task_directory"] == str(tasks / "t00")
     own = HarborTask(path=str(tasks / "t00"), eval_size=0, instruction="Bash, in {workdir}!")
     assert own.records("train", seed=1)[0]["prompt"].endswith(".txt.\n\nBash, in /data/x!")
+
+
+@pytest.mark.parametrize("agent", HarborTask.own_agents)
+def test_an_agent_in_the_box_is_asked_the_instruction_alone(tasks: Path, agent: str) -> None:
+    asked = HarborTask(path=str(tasks), eval_size=1)
+    own = replace(asked, agent=agent, env="never-used")
+    (prompt,) = {record["prompt"] for record in own.records("train", seed=1)}
+    (longer,) = {record["prompt"] for record in asked.records("train", seed=1)}
+    assert prompt == FILES["instruction.md"].strip()
+    assert longer.startswith(prompt + "\n\n")
+    (warning,) = held_out_warnings(own, auto_eval=False)
+    assert repr(agent) in warning
+    assert "never-used" not in warning
 
 
 def test_some_are_held_out_the_same_ones_always(tasks: Path) -> None:

@@ -23,10 +23,14 @@ from realsys.planner import placed
 from realsys.planner.allocation import CallAllocation
 from realsys.planner.memory import memory_of_workers as memory
 from realsys.planner.memory.copy_memory import HeldModel, StepSizes, call_terms
+from realsys.planner.memory.episode_length import TURNS
 from realsys.planner.meshes import Degrees
 from realsys.planner.placed import RoleModel, Workload
 from realsys.planner.time.simulate_steps import simulate
 from realsys.planner.time.simulated_timeline import CallWork, Overheads
+from realsys.rollout.agents.math_multi_turn import MathMultiTurn
+from realsys.rollout.agents.tool_use import ToolUse
+from realsys.rollout.runners.agent_arguments import ChatArguments, HarborArguments
 
 TINY = ppo_math().sft.init.shape()
 
@@ -61,30 +65,56 @@ LORA = {"lora": {"rank": 4, "target_modules": ["q", "v"]}, "recompute": 1, "cpu_
 
 
 @pytest.mark.parametrize(
-    ("agent", "server", "answer", "setting"),
+    ("agent", "server", "args", "answer", "is_bounded"),
     [
-        ("math_single_step", {}, 7, None),
-        ("python", {}, 2048 - 30, "schedule.server_args.max_tokens"),
-        ("chat", {"max_tokens": 500}, 470, "schedule.server_args.max_tokens"),
-        ("chat", {"max_tokens": 9999}, 2048 - 30, "schedule.server_args.max_tokens"),
-        ("chat", {"max_tokens": 20}, 7, "schedule.server_args.max_tokens"),
+        ("math_single_step", {}, {}, 7, None),
+        ("python", {}, {}, 7, False),  # its length is not known: a warning, no refusal
+        ("python", {"max_tokens": 500}, {}, 470, True),
+        ("chat", {"max_tokens": 500}, {}, 470, True),
+        ("chat", {"max_tokens": 9999}, {}, 2048 - 30, True),
+        ("chat", {"max_tokens": 20}, {}, 7, True),
+        ("math_multi_turn", {}, {}, 2048 - 30, True),
+        ("math_multi_turn", {}, {"max_turns": 2}, 2 * (7 + 256), True),
+        ("tool_use", {"max_tokens": 500}, {"max_turns": 2}, 470, True),
+        ("chat", {}, {"max_turns": 1}, 7 + 1024, True),
     ],
 )
-def test_an_agents_answer_may_fill_its_context(agent, server, answer, setting) -> None:
+def test_an_agents_answer_is_as_long_as_its_turns_and_its_context_allow(
+    agent, server, args, answer, is_bounded
+) -> None:
     shapes = {"actor": replace(TINY, max_positions=2048)}
     data = [Parts(args={"max_prompt_len": 30})]
     config = Parts(
         model_rpcs=[call("a", "train_step", args={"gen": {"max_new_tokens": 7}})],
         model_worker=[],
-        rollout_worker=[Parts(datasets=data, agent=agent)],
+        rollout_worker=[Parts(datasets=data, agent=agent, agent_args=args)],
         generation_server=[Parts(backend_type="embedded", backend_args=server)],
     )
     assert memory.step_sizes(config, shapes).answer_tokens == answer
     assert memory.step_sizes(config).answer_tokens == 7  # a server has one answer at a time
-    episode = memory.longest_episode(config, shapes)
-    assert (episode and episode[1]) == setting
+    episode = memory.episode_length(config, shapes)
+    assert (episode and episode.is_bounded) == is_bounded
+    if is_bounded is not None:
+        assert episode is not None
+        assert episode.setting == "schedule.server_args.max_tokens"
+        longest = episode.tokens - 30 if is_bounded else 2048 - 30
+        found = memory.step_sizes(config, shapes, whole_context=True)
+        assert found.answer_tokens == max(7, longest)
     unknown = {"actor": replace(TINY, max_positions=0)}
-    assert memory.step_sizes(config, unknown).answer_tokens in (7, 470, 9999 - 30)
+    if not is_bounded:
+        assert memory.step_sizes(config, unknown, whole_context=True).answer_tokens == 7
+
+
+def test_turns_are_counted_as_the_agents_have_them_by_default() -> None:
+    made = {
+        "math_multi_turn": MathMultiTurn,
+        "tool_use": ToolUse,
+        "chat": ChatArguments,
+        "harbor": HarborArguments,
+    }
+    assert {name: kind().max_turns for name, kind in made.items()} == {
+        name: turns for name, (turns, _) in TURNS.items()
+    }
 
 
 @pytest.mark.parametrize(

@@ -574,4 +574,11 @@ def test_an_agents_episodes_are_counted_as_long_as_they_may_be(given: Path) -> N
     assert not advised(plan(*few))
     with pytest.raises(ModelsTooLarge) as refused:
         plan("task.agent=chat", "actor.recompute=true", tokens=None)
-    assert "actor.max_tokens_per_mb=32768" in refused.value.problems[0].fix
+    # 8 turns of 2,048 tokens, what is said to each, and the prompt, in whole steps of 1,024.
+    assert "actor.max_tokens_per_mb=25600" in refused.value.problems[0].fix
+    own = ("task.agent=command", "task.agent_args.command=x")
+    warned = plan(*own)
+    assert [text for text in warned.warnings if "32,768" in text]
+    assert not [
+        text for text in plan(*own, declared, "actor.recompute=true").warnings if "32,768" in text
+    ]

@@ -393,6 +393,32 @@ def test_rules_of_an_older_trial_go_on_without_the_questions_text(site: Site) ->
     assert data.args["max_prompt_len"] == 256
 
 
+def test_held_out_questions_of_an_older_trial_with_an_agent_are_asked_as_before(site: Site) -> None:
+    def held_out(plan: Any) -> Any:
+        config = plan["phases"][-1]["config"]
+        return [s for worker in config["model_worker"] for s in worker["shards"]]
+
+    plain = json.loads(site.launched("task.eval_size=8", *CONSTANT).plan.read_text())
+    (old,) = {json.dumps(s["eval_dataset"]) for s in held_out(plain) if s["eval_dataset"]}
+    files = site.launched(
+        "task.eval_size=8", "task.agent=math_multi_turn", "schedule=async", name="grpo-math"
+    )
+    numbers = []
+
+    def before(plan: dict[str, Any]) -> None:
+        for number, one in enumerate(held_out(plan)):
+            if one["id"]["model_name"]["role"] == "actor":
+                one["eval_dataset"] = json.loads(old)
+                numbers.append(number)
+
+    write_plan_text(files, before)
+    plan = site.resume(files, "exp_ctrl.save_freq_steps=7")
+    shards = held_out(json.loads(plan_text(plan)))
+    assert numbers
+    assert [n for n, s in enumerate(shards) if s["eval_dataset"]] == numbers
+    assert all(shards[n]["eval_dataset"] == json.loads(old) for n in numbers)
+
+
 def test_of_an_older_trial_with_resources_of_its_own_settings_stay(site: Site) -> None:
     files = site.launched("scheduling.model_worker.mem=5000")
     write_plan_text(files, lambda plan: plan["options"].pop("scheduling"))

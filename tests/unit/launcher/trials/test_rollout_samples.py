@@ -9,7 +9,12 @@ from typing import Any
 import golden
 import pytest
 
-from launcher.trials.rollout_samples import find_samples, rollout_samples, sample_lines
+from launcher.trials.rollout_samples import (
+    RolloutSample,
+    find_samples,
+    rollout_samples,
+    sample_lines,
+)
 from realsys.api.errors import TrialError
 from realsys.trial.records import TrialFiles
 
@@ -99,6 +104,32 @@ def test_an_episode_is_shown_with_requests_branches_and_texts(files: TrialFiles)
 def test_a_trial_of_before_is_shown(files: TrialFiles) -> None:
     (sample,), _ = find_samples(files, "0-4")
     golden.check("\n".join(sample_lines(sample)))
+
+
+def test_texts_of_before_that_are_more_than_the_rewards_are_told_without_them(
+    files: TrialFiles,
+) -> None:
+    branches = {"prompt": "", "answers": ["a", "b", "c"]}
+    row = line("0-4", texts=branches)
+    sample = RolloutSample(attempt=1, worker="rollout_worker/0", row=row, logs={})
+    (group,) = sample.episodes
+    texts = [one["pieces"][0]["text"] for one in group["sequences"]]
+    assert (texts, group["reward"]) == (["a", "b", "c"], None)
+    golden.check("\n".join(sample_lines(sample, index=1)))
+
+
+def test_an_episode_that_a_question_does_not_have_is_refused(files: TrialFiles) -> None:
+    with golden.raises(TrialError):
+        find_samples(files, "0-46-2")
+
+
+def test_what_a_question_begins_with_is_the_prompt_or_the_first_text_of_others(
+    files: TrialFiles,
+) -> None:
+    begins = {sample.id: sample.begins for sample in rollout_samples(files)}
+    assert begins["0-4"] == "1+1?"
+    assert begins["0-46.1"] == PIECES[0]["text"]
+    assert begins["0-7"] == ""
 
 
 def test_a_question_without_texts_says_which_setting_keeps_them(files: TrialFiles) -> None:

@@ -12,7 +12,7 @@ import httpx2
 import pytest
 from mcp_revisions import answer
 
-from realsys.api.errors import RolloutError
+from realsys.api.errors import RolloutError, WaitTimeout
 from realsys.rollout.environments import mcp_http
 from realsys.rollout.environments.mcp_environment import MCPEnvironment
 from realsys.rollout.environments.mcp_results import ServerAway
@@ -24,19 +24,25 @@ Handler = Callable[[Any, dict[str, Any]], Awaitable[Any]]
 
 @asynccontextmanager
 async def episode(
-    monkeypatch: pytest.MonkeyPatch, handler: Handler, *, url: str = "http://server/mcp"
+    monkeypatch: pytest.MonkeyPatch,
+    handler: Handler,
+    *,
+    url: str = "http://server/mcp",
+    key: str = KEY,
+    scheme: str = "",
+    **limits: float,
 ) -> AsyncIterator[MCPEnvironment]:
     """An episode with a server that is a function, asked with a key."""
 
     async def answered(request: Any) -> Any:
         return await handler(request, json.loads(await request.aread() or b"{}"))
 
-    monkeypatch.setenv("MCP_TEST_KEY", KEY)
+    monkeypatch.setenv("MCP_TEST_KEY", key)
     monkeypatch.setattr(
         mcp_http.httpx2, "AsyncHTTPTransport", lambda **_: httpx2.MockTransport(answered)
     )
-    headers = {"X-Key": "env:MCP_TEST_KEY"}
-    environment = MCPEnvironment(servers=url, headers=headers, per_episode=True)
+    headers = {"X-Key": f"{scheme}env:MCP_TEST_KEY"}
+    environment = MCPEnvironment(servers=url, headers=headers, per_episode=True, **limits)
     try:
         await environment.reset(RECORD)
         yield environment
@@ -88,6 +94,35 @@ def test_a_page_is_no_server_and_is_named_by_its_type(monkeypatch) -> None:
 
     with pytest.raises(RolloutError, match="text/html"):
         asyncio.run(body())
+
+
+@pytest.mark.parametrize("method", ["tools/call", "initialize", "tools/list"])
+@pytest.mark.parametrize("status", [200, 400, 401, 503])
+@pytest.mark.parametrize(("key", "scheme"), [(KEY, ""), (KEY, "Bearer "), ('of "two" words', "")])
+def test_a_key_that_a_server_repeats_in_an_error_is_shown_to_nobody(
+    monkeypatch, method, status, key, scheme
+) -> None:
+    async def handler(request: Any, message: dict[str, Any]) -> Any:
+        if message.get("method") != method:
+            return well(message)
+        sent = request.headers["X-Key"]
+        error = {"code": -32001, "message": f"quota: {sent}, {key}"}
+        return httpx2.Response(status, json={"jsonrpc": "2.0", "id": message["id"], "error": error})
+
+    told: list[str] = []
+
+    async def body() -> None:
+        limits = {"call_timeout_s": 0.2, "start_timeout_s": 0.2} if status == 503 else {}
+        try:
+            opened = episode(monkeypatch, handler, key=key, scheme=scheme, **limits)
+            async with opened as environment:
+                told.append((await environment.call("add", {"a": 2, "b": 3})).text)
+        except (RolloutError, WaitTimeout) as error:
+            told.append(str(error))
+
+    asyncio.run(body())
+    assert "quota" in told[0]
+    assert not [text for text in told if key in text or key.replace('"', '\\"') in text]
 
 
 MARK = "\ufeff"

@@ -190,6 +190,12 @@ def test_a_zero_sum_game_is_trained_on_and_compared_by_role() -> None:
     assert len(json.loads(made.sample.meta.metadata[EPISODES][0])) == 8
 
 
+def test_a_role_counts_once_however_many_sequences_it_has() -> None:
+    made = episode({"white": (1.0,), "black": (-1.0, -0.5)}, None)
+    assert len(made.sequences) == 3
+    assert made.reward == pytest.approx((1.0 - 0.75) / 2)
+
+
 @pytest.mark.parametrize(
     ("games", "dropped"),
     [
