@@ -21,9 +21,9 @@ def shown_episodes(episodes: Sequence[Episode], tokenizer: DecodesTokens) -> dic
 
     ``prompt`` is what the policy saw before its first answer, where that is the same in all sequences,
     which then begin behind it. Each of ``episodes`` has its ``reward``, ``sequences``, and if there are any
-    finite ``numbers``, ``answers`` (``AnsweredRequest``) and the ``problem`` of its agent. A sequence has its
-    ``reward``, ``role``, ``truncated`` if its last answer was cut off, and ``pieces``: each has a ``text``,
-    ``by`` the ``policy`` or from the ``context``.
+    finite ``numbers``, ``answers`` (``AnsweredRequest``) and the ``problem`` of its agent. A sequence has
+    its ``reward``, ``role``, ``truncated`` if its last answer was cut off, and ``pieces``: each has a
+    ``text``, ``by`` the ``policy`` or from the ``context``.
     """
     sequences = [sequence for episode in episodes for sequence in episode.sequences]
     split = shared_prompt_length(sequences)
