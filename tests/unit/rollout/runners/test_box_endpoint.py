@@ -121,7 +121,7 @@ def test_bodies_of_a_box_are_bounded_together(head: str, monkeypatch: pytest.Mon
         while left.waiting < 1:
             await asyncio.sleep(0)
         assert left.left == 40
-        for reader, writer in readers:
+        for _, writer in readers:
             writer.write(body)
         for reader, writer in readers:
             assert b" 405 " in await reader.readline()
