@@ -19,6 +19,7 @@ from experiments.parts.chosen_settings import MeasuredQuestions
 from experiments.parts.held_out_records import ReadQuestions
 from experiments.parts.question_files import absolute
 from experiments.task import Task
+from realsys.api import registry
 from realsys.api.basics.reward import reward_terms
 from realsys.api.errors import CheckpointError, ConfigError, DataError
 from realsys.api.options import option
@@ -192,7 +193,6 @@ class HarborTask(Task):
 
     def _installed_agent_problems(self, found: _ReadTasks) -> Iterator[ConfigError]:
         """Yields what the box of an agent that is installed on the nodes can't be."""
-        from realsys.rewards.harbor.harbor_rule import HarborTests
         from realsys.rollout.runners.agent_arguments import HarborCommandArguments
 
         args = self.episode_args
@@ -211,7 +211,9 @@ class HarborTask(Task):
                 fix="leave images out, or use task.agent=harbor",
             )
         episode_s = args.get("timeout_s", HarborCommandArguments.timeout_s)
-        tests_s = rule.get("verifier_s", HarborTests.verifier_s)
+        tests_s = rule.get(
+            "verifier_s", getattr(registry.find_reward(self.kind), "verifier_s", 0.0)
+        )
         are_numbers = all(isinstance(one, int | float) for one in (episode_s, tests_s))
         if are_numbers and episode_s <= tests_s:  # other values are told with all arguments
             yield ConfigError(

@@ -138,9 +138,9 @@ def test_links_and_folders_are_no_rewards() -> None:
 
 def test_path_is_written_out_in_a_tasks_variables_alone() -> None:
     """An instruction may speak of it."""
-    argv = shell_argv("true", "/app", {"PATH": "/opt:$PATH"}, {"TOLD": "put it in $PATH"})
+    argv = shell_argv("true", "/app", {"PATH": "/opt:$PATH"}, {"TOLD": "$PATH"})
     assert argv[2] == f"PATH=/opt:{environment({})['PATH']}"
-    assert argv[3] == "TOLD=put it in $PATH"
+    assert argv[3] == "TOLD=$PATH"
 
 
 def test_a_tasks_limits_count_where_they_are_lower(tmp_path: Path) -> None:
