@@ -19,6 +19,7 @@ from experiments.parts.chosen_settings import MeasuredQuestions
 from experiments.parts.held_out_records import ReadQuestions
 from experiments.parts.question_files import absolute
 from experiments.task import Task
+from realsys.api import registry
 from realsys.api.basics.reward import reward_terms
 from realsys.api.errors import CheckpointError, ConfigError, DataError
 from realsys.api.options import option
@@ -174,6 +175,8 @@ class HarborTask(Task):
         found = self._read()
         for error in found.problems:
             yield ConfigError(error.what, where=f"task.path, {error.where}", fix=error.fix)
+        if self.agent == "harbor_command":
+            yield from self._installed_agent_problems(found)
         few = len(found.train) < batch_size or len(found.test) < self.eval_size
         if few and not found.problems:
             total = f"{len(found.train) + len(found.test)} tasks are too few"
@@ -188,6 +191,37 @@ class HarborTask(Task):
                 f"an instruction is longer than {self.max_prompt_len} tokens: {name} has {longest}",
                 where=f"task.max_prompt_len and {self.path}",
                 fix=f"raise task.max_prompt_len to {longest}, or set task.long_prompts=drop",
+            )
+
+    def _installed_agent_problems(self, found: _ReadTasks) -> Iterator[ConfigError]:
+        """Yields what the box of an agent that is installed on the nodes can't be."""
+        from realsys.rollout.runners.agent_arguments import HarborCommandArguments
+
+        args = self.episode_args
+        rule = args.get("rule", {})
+        allowed = rule.get("allow_missing", ())
+        if "net" in ((allowed,) if isinstance(allowed, str) else allowed):
+            yield ConfigError(
+                "agent harbor_command reaches the policy by its box's own network, which nodes may lack",
+                where="task.reward_args.harbor.allow_missing",
+                fix="leave net out, and use nodes with network namespaces (docs/sandbox.md)",
+            )
+        if images := [task.name for task in (*found.train, *found.test) if task.sif]:
+            yield ConfigError(
+                f"in an image an agent can't reach the policy: {_some(images)}",
+                where="task.reward_args.harbor.images",
+                fix="leave images out, or use task.agent=harbor",
+            )
+        episode_s = args.get("timeout_s", HarborCommandArguments.timeout_s)
+        tests_s = rule.get(
+            "verifier_s", getattr(registry.find_reward(self.kind), "verifier_s", 0.0)
+        )
+        are_numbers = all(isinstance(one, int | float) for one in (episode_s, tests_s))
+        if are_numbers and episode_s <= tests_s:  # other values are told with all arguments
+            yield ConfigError(
+                f"an episode has {episode_s:g} s, of which its tests may take {tests_s:g}",
+                where="task.agent_args.timeout_s and task.reward_args.harbor.verifier_s",
+                fix="give the episode more time",
             )
 
     def _lengths(self, found: _ReadTasks, tokenizer_dir: str | None) -> list[tuple[int, str]]:

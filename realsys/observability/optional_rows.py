@@ -26,9 +26,10 @@ class OptionalRows:
         try:
             self._file.append(row)
             self._refused = False
-        except RealsysError as error:
+        except (RealsysError, ValueError) as error:  # ValueError: no JSON, as NaN
             if not self._refused:
-                logger.warning("rows not written path=%s error=%s", self._file.path, error.what)
+                what = error.what if isinstance(error, RealsysError) else error
+                logger.warning("rows not written path=%s error=%s", self._file.path, what)
             self._refused = True
 
     def close(self) -> None:

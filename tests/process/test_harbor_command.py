@@ -17,6 +17,7 @@ from realsys.api import registry
 from realsys.api.agent import AgentHost, Episode, EpisodeTask
 from realsys.api.errors import ConfigError, RolloutError
 from realsys.models.hf import load_tokenizer
+from realsys.rewards.sandbox.landlock_rules import abi_version
 from realsys.rollout.worker.trajectories import check_episode
 
 # An agent as it is installed somewhere: it asks, runs what it is told, shows the output, and so on.
@@ -107,6 +108,7 @@ def test_an_installed_agent_works_in_a_box_and_the_tests_pay(make: Any, folder: 
     reach = (
         "for to in 169.254.169.254/80 10.0.0.1/22 127.0.0.1/22; do "
         f'(exec 3<>/dev/tcp/$to) 2>/dev/null && echo reached $to; done; python3 -c "{code}" 2>&1 | tail -1'
+        """; python3 -c 'import socket; socket.create_server(("127.0.0.1", 0))' 2>&1 | tail -1"""
     )
     agent = make(
         "cmp $REALSYS_INSTRUCTION_FILE <(echo hm); {agent}; echo end of $REALSYS_MODEL; exit 3"
@@ -120,10 +122,12 @@ def test_an_installed_agent_works_in_a_box_and_the_tests_pay(make: Any, folder: 
     said = shown[2].removeprefix(shown[1])
     assert "404" in said
     assert "\nreached" not in said
+    assert abi_version() < 4 or "PermissionError" in said  # it can open no port of its own
     figures = {k: v for k, v in episode.stats.items() if k != "command_seconds"}
     assert figures == {
         "reward/written": 1.0, "reward/right": 1.0, "reward/no_verdict": 0.0, "out_of_time": 0.0,
-        "failed": 1.0, "calls": 4.0, "branches": 1.0, "unread_answers": 0.0, "unread_calls": 0.0,
+        "failed": 1.0, "calls": 4.0, "branches": 1.0, "unread_answers": 0.0,
+        "unread_calls": 0.0,
     }  # fmt: skip
     check_episode(episode, [], agent="harbor_command")
     (sequence,) = episode.sequences

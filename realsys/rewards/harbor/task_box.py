@@ -16,7 +16,7 @@ import math
 import tarfile
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -32,6 +32,7 @@ from realsys.rewards.sandbox.sandbox import OnListening, Sandbox
 
 INSTRUCTION = "/logs/agent/instruction.md"
 _LOGS = ("/logs/agent", "/logs/artifacts")
+AGENT_OUTPUT_BYTES = 16 << 20  # of an installed agent's standard output, and of its errors
 _MOST_BUILT, _SHOWN = 32, 300  # tasks whose first files are kept; characters of an output
 
 
@@ -64,6 +65,8 @@ class BoxCommand:
         more: archive of files of the task's directory.
         folders: those that may be written, besides /tmp and /box.
         archive: folders of which the outcome is to have an archive.
+        env: variables of the task's files, in which ``$PATH`` is the box's.
+        exact_env: further variables, as they are.
         on_listening: see ``Sandbox.run_each``; None: the box reaches nothing.
     """
 
@@ -75,6 +78,7 @@ class BoxCommand:
     limits: BoxLimits
     folders: Sequence[str]
     archive: Sequence[str]
+    exact_env: Mapping[str, str] = field(default_factory=dict)
     on_listening: OnListening | None = None
 
 
@@ -150,11 +154,12 @@ class TaskBox:
             SandboxFailure: the box failed, and is as before. ConfigError: it is an image's.
         """
         named = [(self._task.path / "instruction.md", INSTRUCTION.lstrip("/"))]
-        limits = self._limits.of(self._task, most_s)
+        limits = replace(self._limits.of(self._task, most_s), output_bytes=AGENT_OUTPUT_BYTES)
         command = BoxCommand(
             task=self._task,
             text=text,
-            env=env,
+            env={},
+            exact_env=env,
             kept=self._files,
             more=packed_files(named, limits.file_bytes),
             limits=limits,
@@ -270,13 +275,16 @@ def kept_folders(task: TaskDirectory) -> list[str]:
 def command_argv(command: BoxCommand) -> list[str]:
     """Returns argv for a command, with the variables of its task."""
     env = {**command.task.build.env, **command.task.environment.env, **command.env}
-    return shell_argv(command.text, command.task.workdir, env)
+    return shell_argv(command.text, command.task.workdir, env, command.exact_env)
 
 
-def shell_argv(text: str, folder: str, env: Mapping[str, str]) -> list[str]:
-    """Returns argv that runs a command of bash in a folder, with variables."""
+def shell_argv(
+    text: str, folder: str, env: Mapping[str, str], exact_env: Mapping[str, str] | None = None
+) -> list[str]:
+    """Returns argv that runs a command of bash in a folder. ``$PATH`` in ``env`` is the box's."""
     path = environment({})["PATH"]
     given = [f"{k}={v.replace('${PATH}', path).replace('$PATH', path)}" for k, v in env.items()]
+    given += [f"{k}={v}" for k, v in (exact_env or {}).items()]
     return ["/usr/bin/env", f"--chdir={folder}", *given, "/bin/bash", "-c", text]
 
 

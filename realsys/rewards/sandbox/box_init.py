@@ -126,7 +126,8 @@ def _set_up(
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     if features.landlock_abi:
         writable = [*box_root.WRITABLE, *request.folders]
-        landlock_rules.restrict(features.landlock_abi, writable, refuse_tcp=not request.listens)
+        port = LISTENS_PORT if request.listens else None
+        landlock_rules.restrict(features.landlock_abi, writable, connect_to=port)
     if "seccomp" not in features.without:
         seccomp_filter.install()
     return inputs

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from realsys.rewards.sandbox.kernel_calls import syscall
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every processor
-_VERSION_FLAG, _PATH_BENEATH = 1, 1
+_VERSION_FLAG, _PATH_BENEATH, _NET_PORT, _CONNECT_TCP = 1, 1, 2, 2
 _EXECUTE, WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _MAKE_CHAR, _MAKE_BLOCK, _TRUNCATE = 1 << 6, 1 << 11, 1 << 14
 _FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}  # ABI: number of rights, from bit 0
@@ -51,20 +51,31 @@ def allow_beneath(rules: int, place: int, rights: int) -> None:
     syscall(_ADD_RULE, rules, _PATH_BENEATH, ctypes.c_char_p(rule), 0)
 
 
+def allow_connect(rules: int, port: int) -> None:
+    """Allows to connect to a TCP port, at any address."""
+    rule = struct.pack("=2Q", _CONNECT_TCP, port)
+    syscall(_ADD_RULE, rules, _NET_PORT, ctypes.c_char_p(rule), 0)
+
+
 def restrict_self(rules: int) -> None:
     """Holds this process, and all it starts, to the rules for good."""
     syscall(_RESTRICT_SELF, rules, 0)
 
 
-def restrict(abi: int, writable: list[str], *, refuse_tcp: bool = True) -> None:
-    """Lets this process, and all it starts, read everything in sight and write only ``writable``."""
-    handled = handled_rights(abi, refuse_tcp=refuse_tcp)
+def restrict(abi: int, writable: list[str], *, connect_to: int | None = None) -> None:
+    """Lets this process, and all it starts, read everything in sight and write only ``writable``.
+
+    By TCP they reach the port ``connect_to`` at most, where ``abi`` knows TCP; they can bind none.
+    """
+    handled = handled_rights(abi)
     rules = create(handled)
     try:
         _allow(rules, "/", READ)
         for path in writable:
             _allow(rules, path, handled[0] & ~MAKE_DEVICES)
         _allow(rules, "/dev", READ | WRITE_FILE)
+        if connect_to is not None and abi >= 4:
+            allow_connect(rules, connect_to)
         restrict_self(rules)
     finally:
         os.close(rules)

@@ -91,6 +91,7 @@ class Sandbox:
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._server: _ForkServer | None = None
+        self._without: list[str] = []  # features that are missing, by allowance
 
     def usable_folders(self, folders: Sequence[str]) -> list[str]:
         """Returns those of the folders that boxes on this node can make writable, each by itself."""
@@ -119,7 +120,7 @@ class Sandbox:
                 self._server.end()
                 self._server = None
             if self._server is None:
-                without = self._missing()
+                self._without = without = self._missing()
                 self._server = _ForkServer(
                     messages.ServerStart(
                         worker_pid=os.getpid(),
@@ -204,7 +205,8 @@ class Sandbox:
             on_listening: is given a socket that listens at ``LISTENS_AT`` within the box, which has no
                 other network: whoever accepts its connections, outside, serves the programs. It is the
                 callee's. Also a function that ends the box at once, from any thread, as a failure. Called
-                for each try, before the first program.
+                once, before the first program: a box in doubt is not tried again by itself, as who serves
+                it has seen the first try.
             Others, errors: as ``run``. ConfigError: this node has no network namespaces to listen in.
         """
         limits = limits or self._limits
@@ -223,9 +225,11 @@ class Sandbox:
             anew=anew,
             listens=on_listening is not None,
         )
+        if on_listening is not None:
+            self._check_listening()
         with self._free:
             reply = self._reply(request, limits, on_listening)
-            if reply.is_doubtful:
+            if reply.is_doubtful and on_listening is None:
                 reply = self._reply(request, limits, on_listening)
         if reply.failure:
             raise _failure(reply.failure)
@@ -233,6 +237,15 @@ class Sandbox:
             BoxOutcome(**msgspec.structs.asdict(outcome), files=reply.files, archive=reply.archive)
             for outcome in reply.outcomes
         ]
+
+    def _check_listening(self) -> None:
+        self.start()
+        if "net" in self._without:
+            raise ConfigError(
+                "a box can't listen on a node without network namespaces, which allow_missing accepts",
+                where="allow_missing",
+                fix="use other nodes; see `python -m realsys.rewards.sandbox.node_support`",
+            )
 
     def _reply(
         self,

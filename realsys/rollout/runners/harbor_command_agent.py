@@ -11,34 +11,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import suppress
 from dataclasses import dataclass, field
-
-from aiohttp import web
+from typing import TypeVar
 
 from realsys.api import registry
 from realsys.api.agent import AgentHost, EpisodeTask
-from realsys.api.errors import ConfigError
+from realsys.api.errors import ConfigError, SandboxFailure
 from realsys.data.harbor.task_directory import TaskDirectory, read_task
 from realsys.rewards.harbor.harbor_rule import HarborTests, directory_of, parts_of
-from realsys.rewards.harbor.task_box import INSTRUCTION
+from realsys.rewards.harbor.task_box import INSTRUCTION, TaskBox
 from realsys.rewards.sandbox.box_limits import BoxOutcome
-from realsys.rewards.sandbox.sandbox import LISTENS_AT, OnListening
-from realsys.rollout.endpoint.endpoint_app import answering_app
+from realsys.rewards.sandbox.sandbox import LISTENS_AT
 from realsys.rollout.runners.agent_arguments import HarborCommandArguments
+from realsys.rollout.runners.box_endpoint import BoxEndpoint
 from realsys.rollout.runners.command_agent import agent_environment
 from realsys.rollout.runners.endpoint_agent import EndpointAgent
-from realsys.rollout.runners.episode_outcome import AgentOutcome, EpisodeSeat
+from realsys.rollout.runners.episode_outcome import AgentOutcome, EpisodeDropped, EpisodeSeat
+from realsys.rollout.runners.kept_logs import KeptLogs
 
 logger = logging.getLogger(__name__)
 
 _NOT_SCORES = ("reward", "correct")
-_MOST_VARIABLE = 100_000  # characters of an environment variable; Linux allows 128 KiB
-_LOG_BYTES, _SHUTDOWN_S = 1 << 20, 2.0
-_SERVE_S = 60.0  # longest until a box's socket is served; the loop is busy then
+_MOST_VARIABLE = 100_000  # bytes of an environment variable; Linux allows 128 KiB
+_LOG_BYTES = 1 << 20
+T = TypeVar("T")
 
 
 @dataclass(eq=False, kw_only=True)
@@ -60,49 +59,42 @@ class HarborCommandAgent(HarborCommandArguments, EndpointAgent):
         await super().open(host)
         address, port = LISTENS_AT
         self.url = f"http://{address}:{port}"  # within a box
+        self._kept_logs = await asyncio.to_thread(KeptLogs, host.folder)
+        self._open_places()
+
+    def _open_places(self) -> None:
         self._threads = ThreadPoolExecutor(self._tests.boxes_at_once, "harbor-box")
-        # Without the paths that set rewards and end sessions: the policy's own commands reach it, too
-        self._server = web.AppRunner(
-            answering_app(self.registry),
-            handler_cancellation=True,
-            access_log=None,
-            auto_decompress=False,
-            shutdown_timeout=_SHUTDOWN_S,
-        )
-        await self._server.setup()
+        self._places = asyncio.Semaphore(self._tests.boxes_at_once)
 
     async def close(self) -> None:
-        """Begins no further commands."""
-        await super().close()
-        if hasattr(self, "_server"):
-            await self._server.cleanup()
+        """Begins no further commands, and stops the endpoint."""
         if hasattr(self, "_threads"):
             self._threads.shutdown(wait=False, cancel_futures=True)
+        await super().close()
 
     async def play(self, task: EpisodeTask, seats: Sequence[EpisodeSeat]) -> AgentOutcome:
         """Runs the agent to its end or to its deadline, then the tests.
 
         Raises:
-            SandboxFailure: the box failed. DoubtfulEnd: as ``out_of_time``.
+            EpisodeDropped: its box failed; nothing of it is trained on. DoubtfulEnd: as ``out_of_time``.
         """
-        run = asyncio.get_running_loop().run_in_executor
-        directory = await run(
-            self._threads, lambda: read_task(directory_of(task.record), self._tests.images)
+        async with self._places:  # until its tests are done: they wait for no other's agent
+            try:
+                return await self._play(task, seats)
+            except SandboxFailure as error:
+                raise EpisodeDropped(error.what, where=error.where, fix=error.fix) from error
+
+    async def _play(self, task: EpisodeTask, seats: Sequence[EpisodeSeat]) -> AgentOutcome:
+        directory = await self._in_thread(
+            lambda: read_task(directory_of(task.record), self._tests.images)
         )
-        box = await run(self._threads, lambda: self._tests.open_box(directory))
-        async with self.starting(seats), self._served() as on_listening:
-            ended = await run(
-                self._threads,
-                lambda: box.run_agent(
-                    self.command,
-                    env=self._environment(seats, directory),
-                    most_s=self.timeout_s - self._tests.verifier_s,
-                    on_listening=on_listening,
-                ),
-            )
+        box = await self._in_thread(lambda: self._tests.open_box(directory))
+        ended = await self._run_agent(box, self._environment(seats, directory), seats)
         problem = self._problem(seats, ended)
-        await asyncio.to_thread(self._write_log, task.id, ended, problem)
-        verdict = await run(self._threads, box.verify)
+        try:
+            verdict = await self._in_thread(box.verify)
+        finally:
+            await asyncio.to_thread(self._write_log, task.id, ended, problem)
         if not verdict.rewards:
             logger.info(
                 "no verdict task=%s episode=%s why=%s", directory.name, task.id, verdict.why
@@ -112,36 +104,29 @@ class HarborCommandAgent(HarborCommandArguments, EndpointAgent):
         stats = {**parts, "out_of_time": late, "command_seconds": ended.wall_s}
         return AgentOutcome(reward=verdict.reward, problem=problem, stats=stats)
 
-    @asynccontextmanager
-    async def _served(self) -> AsyncIterator[OnListening]:
-        """Serves what boxes listen with; boxes that are still there at the end are ended."""
-        loop = asyncio.get_running_loop()
-        ends: list[Callable[[], None]] = []
-        sites: list[web.SockSite] = []
+    async def _run_agent(
+        self, box: TaskBox, env: dict[str, str], seats: Sequence[EpisodeSeat]
+    ) -> BoxOutcome:
+        async with self.starting(seats), BoxEndpoint(self.registry) as endpoint:
+            return await self._in_thread(
+                lambda: box.run_agent(
+                    self.command,
+                    env=env,
+                    most_s=self.timeout_s - self._tests.verifier_s,
+                    on_listening=endpoint.on_listening,
+                )
+            )
 
-        async def serve(listener: socket.socket) -> None:
-            sites.append(web.SockSite(self._server, listener))
-            await sites[-1].start()
-
-        def on_listening(listener: socket.socket, end: Callable[[], None]) -> None:
-            ends.append(end)
-            listener.setblocking(False)
-            asyncio.run_coroutine_threadsafe(serve(listener), loop).result(_SERVE_S)
-
-        try:
-            yield on_listening
-        finally:
-            for end in ends:
-                end()
-            for site in sites:
-                await site.stop()
+    async def _in_thread(self, call: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     def _environment(
         self, seats: Sequence[EpisodeSeat], directory: TaskDirectory
     ) -> dict[str, str]:
         """Returns the agent's variables: where the policy is, and what to do."""
         instruction = directory.instruction.strip().replace("\0", "")
-        short = {"REALSYS_INSTRUCTION": instruction} if len(instruction) <= _MOST_VARIABLE else {}
+        size = len(instruction.encode())
+        short = {"REALSYS_INSTRUCTION": instruction} if size <= _MOST_VARIABLE else {}
         return {
             **agent_environment(seats, {}),
             **short,
@@ -162,11 +147,15 @@ class HarborCommandAgent(HarborCommandArguments, EndpointAgent):
         return ""
 
     def _write_log(self, episode: str, ended: BoxOutcome, problem: str) -> None:
-        """Keeps what the agent has printed, if it failed or ``keep_logs``."""
-        if problem or self.keep_logs:
-            self.host.folder.mkdir(parents=True, exist_ok=True)
-            log = self.host.folder / f"{episode}.log"
+        """Keeps the end of what the agent has printed, if it failed or ``keep_logs``."""
+        if not problem and not self.keep_logs:
+            return
+        log = self.host.folder / f"{episode}.log"
+        with suppress(OSError):  # a log is no reason to fail an episode
+            log.parent.mkdir(parents=True, exist_ok=True)
             log.write_bytes((ended.stdout + ended.stderr)[-_LOG_BYTES:])
+        if not self.keep_logs:
+            self._kept_logs.add(log)
 
 
 def _last_line(ended: BoxOutcome) -> str:

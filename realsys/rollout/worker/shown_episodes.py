@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -20,9 +21,9 @@ def shown_episodes(episodes: Sequence[Episode], tokenizer: DecodesTokens) -> dic
 
     ``prompt`` is what the policy saw before its first answer, where that is the same in all sequences,
     which then begin behind it. Each of ``episodes`` has its ``reward``, ``sequences``, and if there are any
-    ``numbers``, ``answers`` (``AnsweredRequest``) and the ``problem`` of its agent. A sequence has its
-    ``reward``, ``role``, ``truncated`` if its last answer was cut off, and ``pieces``: each has a ``text``,
-    ``by`` the ``policy`` or from the ``context``.
+    finite ``numbers``, ``answers`` (``AnsweredRequest``) and the ``problem`` of its agent. A sequence has
+    its ``reward``, ``role``, ``truncated`` if its last answer was cut off, and ``pieces``: each has a
+    ``text``, ``by`` the ``policy`` or from the ``context``.
     """
     sequences = [sequence for episode in episodes for sequence in episode.sequences]
     split = shared_prompt_length(sequences)
@@ -31,8 +32,8 @@ def shown_episodes(episodes: Sequence[Episode], tokenizer: DecodesTokens) -> dic
         row: dict[str, Any] = {"reward": episode.reward}
         if episode.problem:
             row["problem"] = episode.problem
-        if episode.stats:
-            row["numbers"] = dict(episode.stats)
+        if numbers := {k: v for k, v in episode.stats.items() if math.isfinite(v)}:
+            row["numbers"] = numbers
         if episode.answers:
             row["answers"] = [answer.as_row() for answer in episode.answers]
         row["sequences"] = [_sequence_row(one, split, tokenizer) for one in episode.sequences]

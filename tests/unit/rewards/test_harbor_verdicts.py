@@ -14,9 +14,10 @@ from harbor_tasks import write_task
 from realsys.data.harbor.task_directory import read_task
 from realsys.rewards.harbor import try_tasks
 from realsys.rewards.harbor.apptainer_engine import outcome_of
-from realsys.rewards.harbor.task_box import TaskLimits
+from realsys.rewards.harbor.task_box import TaskLimits, shell_argv
 from realsys.rewards.harbor.verifier_rewards import verdict_of
 from realsys.rewards.sandbox.box_limits import BoxLimits, BoxOutcome, Ended
+from realsys.rewards.sandbox.box_program import environment
 
 
 def archive(**files: str) -> bytes:
@@ -133,6 +134,13 @@ def test_links_and_folders_are_no_rewards() -> None:
         member.size = 1
         opened.addfile(member, io.BytesIO(b"1"))
     assert "no reward.txt" in verdict_of(outcome(made.getvalue())).why
+
+
+def test_path_is_written_out_in_a_tasks_variables_alone() -> None:
+    """An instruction may speak of it."""
+    argv = shell_argv("true", "/app", {"PATH": "/opt:$PATH"}, {"TOLD": "$PATH"})
+    assert argv[2] == f"PATH=/opt:{environment({})['PATH']}"
+    assert argv[3] == "TOLD=$PATH"
 
 
 def test_a_tasks_limits_count_where_they_are_lower(tmp_path: Path) -> None:

@@ -129,6 +129,34 @@ def test_landlock_refuses_what_each_abi_knows() -> None:
     assert landlock_rules.handled_rights(3, refuse_tcp=False) == [0x7FFF]
 
 
+@pytest.mark.parametrize(("listens", "tries"), [(False, 2), (True, 1)])
+def test_a_box_in_doubt_is_tried_again_unless_another_has_seen_the_first_try(
+    listens: bool, tries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one conversation with the policy would hold the answers of both tries."""
+    replies: list[BoxReply] = []
+
+    def doubtful(*_: object) -> BoxReply:
+        replies.append(BoxReply(failure="out of memory", is_doubtful=True))
+        return replies[-1]
+
+    monkeypatch.setattr(Sandbox, "_reply", doubtful)
+    monkeypatch.setattr(Sandbox, "start", lambda self: None)
+    on_listening = (lambda listener, end: None) if listens else None
+    with pytest.raises(SandboxFailure):
+        Sandbox().run_each([(["true"], b"")], on_listening=on_listening)
+    assert len(replies) == tries
+
+
+def test_a_box_can_not_listen_without_a_network_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Sandbox, "start", lambda self: setattr(self, "_without", ["net"]))
+    with pytest.raises(ConfigError) as caught:
+        Sandbox(allow_missing=["net"]).run_each(
+            [(["true"], b"")], on_listening=lambda listener, end: None
+        )
+    assert caught.value.where == "allow_missing"
+
+
 def test_a_call_that_every_filter_denies_has_its_number_in_one_place() -> None:
     assert rule_filter._ALWAYS.keys() & seccomp_filter.DENIED.keys() == set()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -61,7 +62,7 @@ def test_a_conversation_is_shown_piece_by_piece_with_its_requests() -> None:
     episode = Episode(
         sequences=(sequence("abCdeFG", 0.5, role="solver"), sequence("aghI", 0.25, role="critic")),
         reward=0.375,
-        stats={"calls": 2.0},
+        stats={"calls": 2.0, "loss": math.nan, "best": math.inf},  # JSON has no such numbers
         problem="killed",
         answers=answers,
     )

@@ -76,6 +76,31 @@ def test_the_harbor_agent_is_rewarded_by_the_tests_alone(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
+    ("args", "rule", "where"),
+    [
+        ({}, {}, ""),
+        ({}, {"allow_missing": ["net"]}, "allow_missing"),
+        ({}, {"images": ["a=a.sif"]}, "images"),
+        ({"timeout_s": 60.0}, {}, "timeout_s"),
+        ({"timeout_s": 61.0}, {"allow_missing": ["ipc"]}, ""),
+        ({}, {"verifier_s": 1800.0}, "timeout_s"),
+    ],
+)
+def test_the_box_of_an_installed_agent_is_checked_by_a_plan(
+    args: dict[str, Any], rule: dict[str, Any], where: str, tmp_path: Path
+) -> None:
+    task = HarborTask(
+        path=str(write_task(tmp_path / "a")),
+        eval_size=0,
+        agent="harbor_command",
+        agent_args={"command": "x", **args},
+        reward_args={"harbor": rule},
+    )
+    found = [p.where or "" for p in task.problems(batch_size=1, tokenizer_dir=None)]
+    assert [where in one for one in found] == [True] * bool(where)
+
+
+@pytest.mark.parametrize(
     ("name", "args", "what"),
     [
         ("verifiers", {}, "has no environment"),
