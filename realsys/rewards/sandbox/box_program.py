@@ -28,7 +28,7 @@ WARM_PYTHON = "python:warm"  # as argv[0]
 WARM_TEST = "python:test"  # the file argv[1], and a test on it, each in a process of its own
 _NO_PROGRAM, _NOT_EXECUTABLE = 127, 126  # as shells say it
 _NPROC_BY_NAMESPACE = (5, 14)  # before, the kernel counts all of the user's processes on the node
-_AS_ROOM_BYTES = 16 << 30  # address space that is reserved, or shared with files, is not memory
+_AS_ROOM_BYTES = 256 << 30  # address space that is reserved, or shared with files, is not memory
 
 
 def resource_limits(limits: BoxLimits) -> dict[int, int]:
