@@ -228,6 +228,8 @@ def play_in_box(name: str, agents: Path, policy: Path, folder: Path) -> Found:
         told = [f"{type(error).__name__}: {error}"[:1000], *_box_log(logs)]
         return Found(told, {"requests": len(ask.tokens)})
     finally:
+        logs.mkdir(parents=True, exist_ok=True)
+        (logs / "prompts.txt").write_text("\n\n=====\n\n".join(ask.prompts))
         if agent._tests._sandbox is not None:
             agent._tests._sandbox._sandbox.close()
     figures = {
