@@ -164,7 +164,9 @@ def play_on_node(trials: Trials, name: str, agents: Path, policy: Path) -> Found
         }
         problems = [] if trained else ["nothing was trained on"]
         kept = {row["id"] for row in log_rows(files) if row["outcome"] == "kept"}
-        problems += [f"{t} was trained on, not kept" for t in trained if t.partition(".")[0] not in kept]
+        problems += [
+            f"{t} was trained on, not kept" for t in trained if t.partition(".")[0] not in kept
+        ]
         masks = dump.read([t for t in trained if t in dump.ids]).data["prompt_mask"].tolist()
         figures["prompt_tokens"] = masks.index(False) if False in masks else None
         figures["trained_tokens"] = masks.count(False)
@@ -180,7 +182,11 @@ def play_on_node(trials: Trials, name: str, agents: Path, policy: Path) -> Found
 def _last_logs(root: Path) -> list[str]:
     """The last lines of the newest agent's log."""
     logs = sorted(root.glob("rows/*/agents/*/*.log"), key=lambda p: p.stat().st_mtime)
-    return [line[:300] for line in logs[-1].read_text(errors="replace").splitlines()[-8:]] if logs else []
+    return (
+        [line[:300] for line in logs[-1].read_text(errors="replace").splitlines()[-8:]]
+        if logs
+        else []
+    )
 
 
 # ---- in a box, without a network -----------------------------------------------------------------
@@ -261,4 +267,8 @@ async def _boxed(agent: Any, ask: RecipePolicy, logs: Path, policy: Path, tasks:
 
 def _box_log(logs: Path) -> list[str]:
     log = logs / "e.log"
-    return [line[:300] for line in log.read_text(errors="replace").splitlines()[-12:]] if log.exists() else []
+    return (
+        [line[:300] for line in log.read_text(errors="replace").splitlines()[-12:]]
+        if log.exists()
+        else []
+    )

@@ -25,7 +25,12 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
-sys.path[:0] = [str(ROOT), str(HERE.parents[1] / "support"), str(HERE), str(HERE.parent / "acceptance")]
+sys.path[:0] = [
+    str(ROOT),
+    str(HERE.parents[1] / "support"),
+    str(HERE),
+    str(HERE.parent / "acceptance"),
+]
 
 import forked  # noqa: E402
 from by_hand import HandCheck  # noqa: E402
