@@ -52,7 +52,7 @@ END_LOGIT_STD = 12.0  # of the end token over all places: an answer ends after s
 
 
 def make_recipe_policy(folder: Path) -> None:
-    """A random policy of two layers with SmolLM2's tokenizer, tools, and a long context; its answers end."""
+    """A random policy of two layers, SmolLM2's tokenizer and a long context, whose answers end."""
     import torch
     from grpo_smollm2 import package_tokenizer
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -79,6 +79,9 @@ def make_recipe_policy(folder: Path) -> None:
     with torch.no_grad():
         row = model.lm_head.weight[tokenizer.eos_token_id]
         row *= END_LOGIT_STD / row.norm()
+        begun = tokenizer("<|im_start|>assistant\n", return_tensors="pt").input_ids
+        if model(begun).logits[0, -1, tokenizer.eos_token_id] > 0:
+            row *= -1  # else an answer would end before it has begun
     save_hf(model, tokenizer, folder)
 
 
