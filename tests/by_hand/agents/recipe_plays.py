@@ -104,7 +104,10 @@ RECIPES = {
     "openhands": Recipe(
         program="openhands/bin/python",
         version=("openhands/bin/python", *_PIP),
-        says=(call("terminal", command=WORK), call("finish", message="done")),
+        says=(  # a box has no terminals
+            call("file_editor", command="create", path="/app/lines.txt", file_text="3\n"),
+            call("finish", message="done"),
+        ),
     ),
 }
 _PACKAGES = ("mini-swe-agent", "aider-chat", "openhands-sdk", "openhands-tools", "litellm")
@@ -211,7 +214,7 @@ class RecipePolicy:
         )
 
 
-def play_in_box(name: str, agents: Path, policy: Path, folder: Path) -> Found:
+def play_in_box(name: str, reads: Sequence[str | Path], policy: Path, folder: Path) -> Found:
     """An episode of docs/harbor.md's task in its box (``task.agent=harbor_command``): tests must pay."""
     tasks = folder / "harbor"
     if not tasks.exists():
@@ -221,8 +224,8 @@ def play_in_box(name: str, agents: Path, policy: Path, folder: Path) -> Found:
             toml.write_text(toml.read_text().replace("memory_mb = 512", "memory_mb = 2048"))
     agent: Any = registry.make_agent(
         "harbor_command",
-        command=f"bash {agents}/{name}.sh",
-        rule={**BOX_RULE, "reads": (str(agents),)},
+        command=f"bash {reads[0]}/{name}.sh",
+        rule={**BOX_RULE, "reads": tuple(map(str, reads))},
         timeout_s=BOX_S + BOX_RULE["verifier_s"],
         keep_logs=True,
     )

@@ -102,6 +102,9 @@ def main() -> int:
     parser.add_argument("--agents", type=Path, required=True, help="in place of /opt/agents")
     parser.add_argument("--only", help="names of agents, with commas")
     parser.add_argument("--place", choices=PLACES, help="the node or the box alone")
+    parser.add_argument(
+        "--reads", nargs="*", default=[], help="further folders of boxes: interpreters"
+    )
     parser.add_argument("--folder", type=Path, help="keeps trials and logs there")
     options = parser.parse_args()
     check = HandCheck(__file__)
@@ -125,7 +128,9 @@ def main() -> int:
             said = subprocess.run(words, capture_output=True, text=True, check=False)
             row["version"], row["revision"] = version_in(said.stdout), check.revision
             if options.place != "node":
-                row["box"] = attempt(lambda n=name: play_in_box(n, agents, policy, folder))  # type: ignore[misc]
+                row["box"] = attempt(
+                    lambda n=name: play_in_box(n, [agents, *options.reads], policy, folder)
+                )  # type: ignore[misc]
             if options.place != "box":
                 row["node"] = attempt(lambda n=name: play_on_node(trials, n, agents, policy))  # type: ignore[misc]
             sys.stdout.write(json.dumps({name: row}, indent=1) + "\n")
