@@ -20,6 +20,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def make_recipe_policy(folder: Path) -> None:
     save_hf(model, tokenizer, folder)
 
 
-def attempt(play: Callable[[], Found]) -> dict[str, Any]:
+def attempt(play: Callable[[], Found], revision: str) -> dict[str, Any]:
     """What playing came to; an exception is a problem."""
     try:
         found = play()
@@ -93,7 +94,7 @@ def attempt(play: Callable[[], Found]) -> dict[str, Any]:
         traceback.print_exc()
         found = Found([f"{type(error).__name__}: {error}"[:1500]])
     status = "failed" if found.problems else "ok"
-    return {"status": status, "why": found.problems, **found.figures}
+    return {"status": status, "revision": revision, "why": found.problems, **found.figures}
 
 
 def main() -> int:
@@ -126,13 +127,13 @@ def main() -> int:
                 continue
             words = [str(agents / RECIPES[name].version[0]), *RECIPES[name].version[1:]]
             said = subprocess.run(words, capture_output=True, text=True, check=False)
-            row["version"], row["revision"] = version_in(said.stdout), check.revision
-            if options.place != "node":
-                row["box"] = attempt(
-                    lambda n=name: play_in_box(n, [agents, *options.reads], policy, folder)
-                )  # type: ignore[misc]
-            if options.place != "box":
-                row["node"] = attempt(lambda n=name: play_on_node(trials, n, agents, policy))  # type: ignore[misc]
+            row["version"] = version_in(said.stdout)
+            plays = {
+                "box": partial(play_in_box, name, [agents, *options.reads], policy, folder),
+                "node": partial(play_on_node, trials, name, agents, policy),
+            }
+            for place in [options.place] if options.place else PLACES:
+                row[place] = attempt(plays[place], check.revision)
             sys.stdout.write(json.dumps({name: row}, indent=1) + "\n")
             sys.stdout.flush()
             write(check, recipes)
