@@ -88,6 +88,15 @@ def test_a_program_that_is_not_there(sandbox: Sandbox) -> None:
     assert (folder.exit_code, folder.stderr) == (126, b"/usr: Permission denied\n")
 
 
+def test_reserved_address_space_is_no_memory(sandbox: Sandbox) -> None:
+    """Node.js reserves 10 GiB for each of its WebAssembly memories."""
+    code = (
+        "import mmap; private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS; "
+        "print(len([mmap.mmap(-1, 10 << 30, flags=private, prot=0) for _ in range(8)]))"
+    )
+    assert sandbox.run(python_argv(code)).stdout == b"8\n"
+
+
 def test_files_go_in_and_come_back(sandbox: Sandbox) -> None:
     outcome = sandbox.run(
         python_file_argv("src/main.py", "7"),

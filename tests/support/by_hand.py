@@ -27,7 +27,7 @@ OUTSIDERS = (
     "scores",
 )  # cases that were written before the mending
 AGENTS_CHECKS = (
-    *("clients", "environments", "fuzz_histories"),
+    *("clients", "environments", "fuzz_histories", "recipes"),
     *(f"outsider_{name}" for name in OUTSIDERS),
 )
 

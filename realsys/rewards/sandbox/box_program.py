@@ -28,7 +28,9 @@ WARM_PYTHON = "python:warm"  # as argv[0]
 WARM_TEST = "python:test"  # the file argv[1], and a test on it, each in a process of its own
 _NO_PROGRAM, _NOT_EXECUTABLE = 127, 126  # as shells say it
 _NPROC_BY_NAMESPACE = (5, 14)  # before, the kernel counts all of the user's processes on the node
-_AS_ROOM_BYTES = 16 << 30  # address space that is reserved, or shared with files, is not memory
+# Address space that is reserved, or shared with files, is not memory: Node.js reserves 10 GiB for each of
+# its WebAssembly memories, and a program may have several. What is touched counts, see box_usage.
+_AS_ROOM_BYTES = 256 << 30
 
 
 def resource_limits(limits: BoxLimits) -> dict[int, int]:

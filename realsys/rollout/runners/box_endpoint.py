@@ -12,7 +12,8 @@ from typing import Self, cast
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from realsys.rollout.endpoint.endpoint_app import MAX_BODY_BYTES, Handler, answering_app, read_body
+from realsys.rollout.endpoint.endpoint_app import MAX_BODY_BYTES, answering_app, read_body
+from realsys.rollout.endpoint.error_replies import Handler
 from realsys.rollout.endpoint.session_registry import SessionFinder
 
 MOST_CONNECTIONS = 64  # of a box; further ones are closed at once
@@ -33,7 +34,11 @@ class BoxEndpoint:
         self._bodies = _BodyPlaces()
         app.middlewares.append(self._bodies.bounded)
         self._runner = web.AppRunner(
-            app, handler_cancellation=True, access_log=None, shutdown_timeout=_SHUTDOWN_S
+            app,
+            handler_cancellation=True,
+            access_log=None,
+            auto_decompress=False,
+            shutdown_timeout=_SHUTDOWN_S,
         )
         self._lock = threading.Lock()
         self._is_over = False

