@@ -255,7 +255,7 @@ class FuzzedHistory:
         if known and rng.random() < 0.6:
             base = rng.choice(known)
         result = await self._ask(replace(self._request(base), continues=True))
-        self.counts["gone on with a last message"] += result is not None
+        self.counts["last message"] += result is not None
         made = []
         for reply in result.replies if result else ():
             sent = _behind(base.messages, self._as_sent_back(reply.message))[-1]
@@ -314,7 +314,7 @@ class FuzzedHistory:
         has_failed = task.done() and not task.cancelled() and task.exception() is not None
         if has_failed or not written:
             return []
-        self.counts["left in the middle"] += 1
+        self.counts["left midway"] += 1
         was_left_before, self._middle = live.id in self._middle, {*self._middle, live.id}
         made = [t for i, text in written.items() for t in await self._left(talk, live.id, i, text)]
         if rng.random() < 0.5:

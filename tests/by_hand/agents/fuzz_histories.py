@@ -68,7 +68,7 @@ def shares(counts: Counter[str]) -> dict[str, Any]:
     """What the result tells of one family, or of one kind of tokens."""
     names = (
         *("histories", "requests", "refused", "failed", "trained", "retokenised"),
-        *("left in the middle", "gone on with a part"),
+        *("left midway", "gone on with a part", "last message", "with arguments of the template"),
     )
     return {
         **{name: counts[name] for name in names},

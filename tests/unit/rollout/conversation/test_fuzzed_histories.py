@@ -48,8 +48,8 @@ def test_what_is_trained_on_is_what_was_sampled(family: ChatFamily) -> None:
     assert counts["trained"] > 1000
     assert counts["naive tokens wrong"] > 500  # there was something to get wrong
     assert counts["requests"] > 150
-    assert counts["left in the middle"] > 0
-    assert counts["gone on with a last message"] > 0
+    assert counts["left midway"] > 0
+    assert counts["last message"] > 0
 
 
 def _of_client_text(node: AnswerNode) -> list[int]:
