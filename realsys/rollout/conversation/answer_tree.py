@@ -15,7 +15,7 @@ them; in the others it is context.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from realsys.api.agent import Answer, Trajectory
@@ -222,21 +222,29 @@ def sequences(tree: AnswerTree, *, reward: float) -> list[Trajectory]:
     for those that no sequence has yet: they have no reward, so they share that of the first that has one.
     """
     trained: set[int] = set()
-    made = []
+    made: dict[int, Trajectory] = {}
     leaves = {id(node) for node in tree.leaves()}
     wanted = {id(n) for node in tree.leaves() for n in node.line}
-    # One answer in parts, with a reward of its own, is one sequence.
-    part = {
-        id(n.parent)
-        for n in tree.nodes
-        if n.is_rest and id(n) in wanted and n.parent is not None and n.reward == n.parent.reward
-    }
     for node in tree.nodes:
-        is_rewarded = id(node) in wanted and id(node) not in part and node.reward is not None
-        if id(node) in leaves or is_rewarded:
-            own = node.reward if node.reward is not None else reward
-            made.append(_sequence(node, trained, reward=own))
-    return made
+        if id(node) in leaves or (id(node) in wanted and node.reward is not None):
+            end = _last_part(node, wanted)  # made before any other sequence trains these parts
+            if id(end) not in made:
+                own = end.reward if end.reward is not None else reward
+                made[id(end)] = _sequence(end, trained, reward=own)
+    return [*made.values()]
+
+
+def _last_part(node: AnswerNode, wanted: Set[int]) -> AnswerNode:
+    """Returns the last of an answer's parts with the reward of ``node``: with it they are one sequence."""
+    rests = [node] if node.reward is not None else []
+    while rests:
+        node = rests[0]
+        rests = [
+            child
+            for child in node.children
+            if child.is_rest and id(child) in wanted and child.reward == node.reward
+        ]
+    return node
 
 
 def _sequence(leaf: AnswerNode, trained: set[int], *, reward: float) -> Trajectory:
