@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -28,9 +29,24 @@ class DocPage:
 
     def commands(self, verb: str, having: str = "") -> list[list[str]]:
         """Words behind ``realsys <verb>`` of each command in bash blocks that has a word ``having``."""
-        lines = "\n".join(self.blocks("bash")).replace("\\\n", " ").splitlines()
-        found = [shlex.split(line, comments=True) for line in lines]
+        blocks = [block.replace("\\\n", " ") for block in self.blocks("bash")]
+        found = [words for block in blocks for words in _commands(block)]
         return [w[2:] for w in found if w[:2] == ["realsys", verb] and (not having or having in w)]
+
+
+def _commands(block: str) -> Iterator[list[str]]:
+    """Yields the words of each command; one whose quotation marks go over several lines has all of them."""
+    command = ""
+    for line in block.splitlines():
+        command += line
+        try:
+            words = shlex.split(command, comments=True)
+        except ValueError:  # a mark is still open
+            command += "\n"
+            continue
+        yield words
+        command = ""
+    assert not command, f"a quotation mark is not closed: {command}"
 
 
 def in_folder(folder: Path, words: list[str]) -> list[str]:
