@@ -58,15 +58,20 @@ def longest_episode(
     name, is_bounded = "", False
     for server in config.generation_server[:1]:
         name = LENGTH_ARGUMENTS.get(server.backend_type, "")
-        declared = int(server.backend_args.get(name) or 0)
+        declared = _number(server.backend_args.get(name))
         limits.append(declared)
         is_bounded = declared > 0
     if worker.agent in TURNS:
         turns, observed = TURNS[worker.agent]
         args: Mapping[str, Any] = worker.agent_args
-        turns = int(args.get("max_turns") or turns)
+        turns = _number(args.get("max_turns")) or turns
         limits.append(prompt_tokens + turns * (answer_tokens + observed))
         is_bounded = True
     known = [n for n in limits if n > 0]
     setting = f"schedule.server_args.{name}" if name else ""
     return EpisodeLength(min(known), setting, is_bounded) if known else None
+
+
+def _number(value: Any) -> int:
+    """Returns a setting that is a whole number; 0: it is none, which is refused elsewhere."""
+    return value if isinstance(value, int) else 0
