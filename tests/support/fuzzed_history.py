@@ -400,7 +400,7 @@ class FuzzedHistory:
         reads = self.session.settings.renderer.reads("enable_thinking")
         if not reads or self.rng.random() < 0.7:
             return {}
-        self.counts["with arguments of the template"] += 1
+        self.counts["template arguments"] += 1
         return {"enable_thinking": self.rng.random() < 0.5}
 
     async def _ask(

@@ -68,7 +68,7 @@ def shares(counts: Counter[str]) -> dict[str, Any]:
     """What the result tells of one family, or of one kind of tokens."""
     names = (
         *("histories", "requests", "refused", "failed", "trained", "retokenised"),
-        *("left midway", "gone on with a part", "last message", "with arguments of the template"),
+        *("left midway", "gone on with a part", "last message", "template arguments"),
     )
     return {
         **{name: counts[name] for name in names},

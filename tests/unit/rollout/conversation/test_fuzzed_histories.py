@@ -50,6 +50,7 @@ def test_what_is_trained_on_is_what_was_sampled(family: ChatFamily) -> None:
     assert counts["requests"] > 150
     assert counts["left midway"] > 0
     assert counts["last message"] > 0
+    assert (counts["template arguments"] > 0) == (family.name == "qwen3")
 
 
 def _of_client_text(node: AnswerNode) -> list[int]:
