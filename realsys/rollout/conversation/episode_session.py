@@ -111,9 +111,10 @@ class EpisodeSession:
         calls = self._book.calls
         if not any(one is call for one in calls):
             return  # of the episode before this one began anew
-        waiting = [p.parent for c in calls if c.work is not None for p in c.work.places]
-        if any(node is parent for node in work.nodes for parent in waiting):
-            return  # another request goes on with it
+        running = [c.work for c in calls if c.work is not None and c.state is CallState.RUNNING]
+        parents = [place.parent for other in running for place in other.places]
+        if any(node is parent for node in work.nodes for parent in parents):
+            return  # another request is going on with it
         answers = [reply.handed_answer() for reply in work.replies]
         if not any(answers) and not any(reply.prefix for reply in work.replies):
             return  # the policy has not told the tokens of the text

@@ -21,9 +21,10 @@ from realsys.rollout.conversation.chat_messages import (
     ToolChoice,
 )
 from realsys.rollout.conversation.continued_answer import last_of, text_behind
+from realsys.rollout.conversation.forms.parsed_answer import ParsedAnswer
 from realsys.rollout.conversation.full_context import context_full
 from realsys.rollout.conversation.growing_answer import HALF_LETTER, GrowingAnswer, GrowingText
-from realsys.rollout.conversation.pending_call import PendingCall
+from realsys.rollout.conversation.pending_call import CallPlace, PendingCall
 from realsys.rollout.conversation.session_settings import SessionPolicy, SessionSettings
 from realsys.rollout.conversation.stop_cut import before_stops, cut_at_stop
 
@@ -137,10 +138,25 @@ class ReplySampler:
         parsed = await read_answer(
             form, text, thinking=thinking, tools=has_tools, schemas=_schemas(request)
         )
+        reply = self._read(answer, parsed, request, place, (call_number, number), stop_text)
+        return SampledReply(
+            answer=rest if rest.tokens or not prefix.tokens else None,
+            reply=reply,
+            num_faults=len(parsed.faults),
+        )
+
+    def _read(
+        self,
+        answer: Answer,
+        parsed: ParsedAnswer,
+        request: ChatRequest,
+        place: CallPlace,
+        number: tuple[int, int],
+        stop_text: str,
+    ) -> ChatReply:
+        """Returns the reply of an answer that was parsed; ``number`` is its call's and its own."""
         calls = tuple(
-            ToolCall(
-                id=self._tool_call_id(call_number, number, i), name=c.name, arguments=c.arguments
-            )
+            ToolCall(id=self._tool_call_id(*number, i), name=c.name, arguments=c.arguments)
             for i, c in enumerate(parsed.calls)
         )
         message = ChatMessage(
@@ -149,19 +165,14 @@ class ReplySampler:
         finish = FinishReason.STOP if answer.stopped else FinishReason.LENGTH
         if calls and answer.stopped:
             finish = FinishReason.TOOL_CALLS
-        reply = ChatReply(
+        return ChatReply(
             message=message,
             finish=finish,
             stop_text=stop_text,
             logprobs=self._logprobs(answer) if request.logprobs else (),
             num_tokens=len(answer.tokens),
             token_ids=answer.tokens if request.token_ids else (),
-            prompt_ids=tuple(context) if request.token_ids else (),
-        )
-        return SampledReply(
-            answer=rest if rest.tokens or not prefix.tokens else None,
-            reply=reply,
-            num_faults=len(parsed.faults),
+            prompt_ids=tuple(place.context) if request.token_ids else (),
         )
 
     def _tool_call_id(self, *place: int) -> str:

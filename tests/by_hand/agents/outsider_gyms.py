@@ -9,10 +9,8 @@ OpenEnv's transport by requests.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
-import logging
 import math
 import socket
 import sys
@@ -27,7 +25,6 @@ from aiohttp import web
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[2]), str(HERE.parents[1] / "support"), str(HERE)]
 
-from by_hand import HandCheck  # noqa: E402
 from letter_chat import ScriptedPolicy, host, task  # noqa: E402
 from openenv_double import OpenEnvDouble, error, observed  # noqa: E402
 from outsider_gym_servers import (  # noqa: E402
@@ -46,13 +43,10 @@ from outsider_gym_servers import (  # noqa: E402
 )
 from outsider_tables import (  # noqa: E402
     Outcome,
-    cases,
-    ends_after,
     failed,
+    main_of,
     not_played,
-    of_result,
     passed,
-    tell,
 )
 
 from realsys.api.agent import DoubtfulEnd, Environment, Observation  # noqa: E402
@@ -519,26 +513,14 @@ def played(case: dict[str, Any]) -> Outcome:
         return failed(case, f"raises {type(error).__name__}: {error}", group=case["gym"])
 
 
-def main() -> int:
-    """Returns 0 if all cases are as the table has them, or judged."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", default="", help="cases with this in their id; writes no result")
-    options = parser.parse_args()
-    logging.disable(logging.ERROR)
-    check = HandCheck(__file__)
-    ends_after(1500)
-    outcomes = [played(c) for c in cases("gyms") if options.only in c["id"]]
-    told = tell("gyms", outcomes, with_problems=bool(options.only))
-    if options.only:
-        return 0
-    return check.write(
-        "episodes on servers of gyms as an outsider wrote them down",
-        told.problems,
-        gyms=of_result(told),
-    )
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(
+        main_of(
+            __file__,
+            __doc__,
+            "gyms",
+            played,
+            what="episodes on servers of gyms as an outsider wrote them down",
+            ends_after_s=1500,
+        )
+    )

@@ -8,9 +8,7 @@ and HTTP in this process. Times of the table are shortened, limits of calls with
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import logging
 import os
 import sys
 import time
@@ -25,7 +23,6 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[2]), str(HERE.parents[1] / "support"), str(HERE)]
 sys.path.insert(0, str(HERE / "programs"))
 
-from by_hand import HandCheck  # noqa: E402
 from outsider_mcp_programs import (  # noqa: E402
     KEY,
     LIMIT_S,
@@ -56,13 +53,10 @@ from outsider_mcp_servers import (  # noqa: E402
 )
 from outsider_tables import (  # noqa: E402
     Outcome,
-    cases,
-    ends_after,
     failed,
+    main_of,
     not_played,
-    of_result,
     passed,
-    tell,
 )
 from scripted_mcp import ADD, MODERN, answer  # noqa: E402
 
@@ -442,24 +436,14 @@ def played(case: dict[str, Any]) -> Outcome:
     return failed(case, wrong, group=group)
 
 
-def main() -> int:
-    """Returns 0 if all cases are as the table has them, or judged."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", default="", help="cases with this in their id; writes no result")
-    options = parser.parse_args()
-    logging.disable(logging.ERROR)
-    check = HandCheck(__file__)
-    ends_after(1800)
-    outcomes = [played(c) for c in cases("mcp") if options.only in c["id"]]
-    told = tell("mcp", outcomes, with_problems=bool(options.only))
-    if options.only:
-        return 0
-    return check.write(
-        "calls to MCP servers as an outsider wrote them down", told.problems, mcp=of_result(told)
-    )
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(
+        main_of(
+            __file__,
+            __doc__,
+            "mcp",
+            played,
+            what="calls to MCP servers as an outsider wrote them down",
+            ends_after_s=1800,
+        )
+    )

@@ -8,7 +8,6 @@ episode, packed as a worker's group, filtered as a worker filters, compared as t
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import math
@@ -23,17 +22,13 @@ import torch
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[2]), str(HERE.parents[1] / "support"), str(HERE)]
 
-from by_hand import HandCheck  # noqa: E402
 from estimators_named import estimator  # noqa: E402
 from outsider_tables import (  # noqa: E402
     Outcome,
-    cases,
-    ends_after,
     failed,
+    main_of,
     not_played,
-    of_result,
     passed,
-    tell,
 )
 
 from realsys.api.agent import Answer, DoubtfulEnd, Episode, EpisodeTask, Trajectory  # noqa: E402
@@ -472,25 +467,14 @@ def played(case: dict[str, Any]) -> Outcome:
         return failed(case, f"raises {type(error).__name__}: {error}", group=case["kind"])
 
 
-def main() -> int:
-    """Returns 0 if all cases are as the table has them, or judged."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", default="", help="cases with this in their id; writes no result")
-    options = parser.parse_args()
-    check = HandCheck(__file__)
-    ends_after(900)
-    outcomes = [played(c) for c in cases("scores") if options.only in c["id"]]
-    told = tell("scores", outcomes, with_problems=bool(options.only))
-    if options.only:
-        return 0
-    return check.write(
-        "rewards, groups, filters and penalties as an outsider wrote them down",
-        told.problems,
-        scores=of_result(told),
-    )
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(
+        main_of(
+            __file__,
+            __doc__,
+            "scores",
+            played,
+            what="rewards, groups, filters and penalties as an outsider wrote them down",
+            ends_after_s=900,
+        )
+    )

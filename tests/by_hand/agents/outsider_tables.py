@@ -1,22 +1,26 @@
 """The outsider's tables of calls, servers and scores, and what became of their cases.
 
-For outsider_calls.py, outsider_servers.py and outsider_scores.py. A case fails, passes, or is not played
-for a reason. One that fails and is in outsider_judged.toml is judged: there it says why the table is wrong,
+For outsider_calls.py, outsider_scores.py, outsider_gyms.py and outsider_mcp.py. A case fails, passes, or is
+not played for a reason. One that fails and is in outsider_judged.toml is judged: there it says why the table is wrong,
 or why the project decides otherwise.
 """
 
 from __future__ import annotations
 
+import argparse
 import faulthandler
 import json
+import logging
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
+
+from by_hand import HandCheck
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
@@ -167,3 +171,31 @@ def _short(value: object) -> str:
     text = value if isinstance(value, str) else json.dumps(value, default=str)
     text = " ".join(text.replace(sys.executable, "python").replace(f"{ROOT}/", "").split())
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+def main_of(
+    file: str,
+    doc: str | None,
+    table: str,
+    play: Callable[[dict[str, Any]], Outcome],
+    *,
+    what: str,
+    ends_after_s: float,
+) -> int:
+    """Plays a table and writes its result. Returns 0 if all cases are as the table has them, or judged.
+
+    Args:
+        file: of the program, whose name the result has. doc: its description.
+        what: the result's.
+    """
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="", help="cases with this in their id; writes no result")
+    options = parser.parse_args()
+    logging.disable(logging.ERROR)
+    check = HandCheck(file)
+    ends_after(ends_after_s)
+    outcomes = [play(case) for case in cases(table) if options.only in case["id"]]
+    told = tell(table, outcomes, with_problems=bool(options.only))
+    return 0 if options.only else check.write(what, told.problems, **{table: of_result(told)})

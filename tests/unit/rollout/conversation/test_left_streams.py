@@ -10,6 +10,7 @@ import pytest
 from scripted_policy import END, ScriptedPolicy, scripted
 
 from realsys.api.agent import Trajectory
+from realsys.api.errors import RemoteError
 from realsys.rollout.conversation.chat_messages import ChatMessage, ChatRequest, ChatResult
 from realsys.rollout.conversation.episode_session import EpisodeSession
 from realsys.rollout.conversation.pending_call import SessionOver
@@ -425,5 +426,23 @@ def test_what_was_read_whole_is_forgotten_but_for_its_tokens() -> None:
         held += [c.cell_contents for f in held for c in getattr(f, "__closure__", None) or ()]
         assert not any(isinstance(one, ChatRequest) for one in held)
         assert all(len(one) < 20 for one in held if isinstance(one, list | tuple))
+
+    run(episode())
+
+
+def test_a_request_that_has_failed_behind_an_answer_does_not_go_on_with_it() -> None:
+    """Only one that is on its way does: what a client had got before it left is trained on."""
+
+    async def episode() -> None:
+        away = RemoteError("no server", where="a test", fix="wait")
+        session, policy = scripted(HELLO, away)
+        async with session.call(request(), on_text=lambda i, text: None) as live:
+            await live.result()
+            said_all = live.work.nodes[0].message
+            with pytest.raises(RemoteError):
+                await ask(session, request(user("1"), said_all, user("2")))
+            live.wrote(0, "hello")
+        (made,) = session.sequences(reward=1.0)
+        assert trained(made) == [*policy.tokens("hello")]
 
     run(episode())
