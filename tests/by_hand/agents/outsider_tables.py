@@ -1,8 +1,8 @@
 """The outsider's tables of calls, servers and scores, and what became of their cases.
 
 For outsider_calls.py, outsider_scores.py, outsider_gyms.py and outsider_mcp.py. A case fails, passes, or is
-not played for a reason. One that fails and is in outsider_judged.toml is judged: there it says why the table
-is wrong, or why the project decides otherwise.
+not played for a reason. One that fails and is in outsider_judged.toml is judged: there it says why the
+table is wrong, or why the project decides otherwise.
 """
 
 from __future__ import annotations
